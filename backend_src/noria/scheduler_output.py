@@ -1,0 +1,93 @@
+"""The contract between the planes: what the scheduler decided for one step, and what the model made of it.
+
+The scheduler writes a SchedulerOutput, the runner reads it and answers a StepResult. Neither imports the other.
+Lists in here belong to the scheduler and hold only until its next `update`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from noria.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInput:
+    """All that drawing one token needs, whatever the rest of the batch is.
+
+    seed: the request's 64-bit seed.
+    position: index in the sequence of the token to be drawn; with the seed it keys the random number.
+    banned_token_ids: may not be drawn at this step (the stop tokens, before min_tokens are out).
+    prompt_token_ids, output_token_ids: for the penalties; output_token_ids is empty when none applies.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    prompt_token_ids: Sequence[int] = ()
+    output_token_ids: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One row of the batch: `token_ids` are computed at positions num_computed_tokens onwards.
+
+    block_table: block ids that hold positions 0 onwards; enough for every position computed here.
+    sampling: None when more known tokens follow, or for a padding row; else one token is drawn after the last.
+    is_padding: a finished row of a closed batch. It is computed like any other, attends over its
+        num_computed_tokens cached positions, but writes no keys or values and draws nothing.
+    """
+
+    request_id: int
+    token_ids: Sequence[int]
+    num_computed_tokens: int
+    block_table: Sequence[int]
+    sampling: SamplingInput | None
+    is_padding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. `rows` in the order in which they stand in the batch.
+
+    num_running, num_waiting: sequences after this decision.
+    num_slots: sequences that a step may hold at most (max_num_seqs); what `slot_utilisation` divides by.
+    num_allocated_blocks: blocks held by sequences, finished rows of a closed batch included.
+    """
+
+    step: int
+    rows: tuple[ScheduledSequence, ...]
+    preempted_request_ids: tuple[int, ...] = ()
+    num_running: int = 0
+    num_waiting: int = 0
+    num_slots: int = 0
+    num_allocated_blocks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token drawn for a row; log-probabilities are None and empty unless the request asked for them.
+
+    top_logprobs: (token id, log-probability), likeliest first.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """Nothing could be drawn for a row (its logits were not finite, say). The other rows are not concerned."""
+
+    message: str
+
+
+# by request id, for every row that was to be sampled
+StepResult = dict[int, SampledToken | RowFailure]
