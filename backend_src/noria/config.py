@@ -1,7 +1,7 @@
 """EngineConfig: every choice of the engine, as data, checked once and never written back.
 
-Sources, the later over the earlier: the defaults here, `1/engine.json`, the `parameters` of the chosen config.pbtxt, the
-environment variable NORIA_ENGINE (a JSON object; `noria serve --engine KEY=VALUE` sets it).
+Sources, the later over the earlier: the defaults here, `1/engine.json`, the `parameters` of the chosen config.pbtxt,
+the environment variable NORIA_ENGINE (a JSON object; `noria serve --engine KEY=VALUE` sets it).
 Knows nothing of models on disk or devices: what depends on those is checked where they are opened.
 """
 

@@ -64,9 +64,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _INT_RANGES.items():
-            _check_range(name, getattr(self, name), low, high)
-        for name, (low, high) in _FLOAT_RANGES.items():
+        for name, (low, high) in _RANGES.items():
             _check_range(name, getattr(self, name), low, high)
         if self.top_p == 0:
             raise InvalidRequest("top_p must be above 0 and at most 1, not 0")
@@ -85,9 +83,13 @@ class SamplingParams:
             raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}")
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_STRING_LENGTH:
-                raise InvalidRequest(f"each stop string must have 1 to {MAX_STOP_STRING_LENGTH} characters, not {len(text)}")
+                raise InvalidRequest(
+                    f"each stop string must have 1 to {MAX_STOP_STRING_LENGTH} characters, not {len(text)}"
+                )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids, not {len(self.stop_token_ids)}")
+            raise InvalidRequest(
+                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids, not {len(self.stop_token_ids)}"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -98,13 +100,11 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
-_INT_RANGES = {
+_RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, MAX_COUNT),
     "min_tokens": (0, MAX_COUNT),
     "top_k": (-1, MAX_COUNT),
     "n": (1, MAX_N),
-}
-_FLOAT_RANGES = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),

@@ -55,6 +55,7 @@ class SchedulerOutput:
     num_running, num_waiting: sequences after this decision.
     num_slots: sequences that a step may hold at most (max_num_seqs); what `slot_utilisation` divides by.
     num_allocated_blocks: blocks held by sequences, finished rows of a closed batch included.
+    num_live_kv_tokens: tokens of unfinished sequences that have a slot once this step has run.
     """
 
     step: int
@@ -64,6 +65,7 @@ class SchedulerOutput:
     num_waiting: int = 0
     num_slots: int = 0
     num_allocated_blocks: int = 0
+    num_live_kv_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

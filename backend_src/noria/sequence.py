@@ -37,6 +37,7 @@ class Request:
     seed: 64 bits; with a token's position it fixes the random number that the token is drawn with.
     stop_token_ids: every token that ends the sequence, the model's end-of-sequence tokens included unless ignored.
     arrival_time, deadline: seconds on the engine's monotonic clock; deadline None is no limit.
+    batch_id: common to the requests that Triton, or the client, sent as one batch.
     """
 
     request_id: int
@@ -46,8 +47,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     arrival_time: float = 0.0
     deadline: float | None = None
-    # larger than one when the request came in a batch that Triton or the client closed
-    batch_id: int | None = None
+    batch_id: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,62 @@
+"""Builds the ModelRunner that an EngineConfig asks for: device, dtype, threads, weights, and a cache that fits.
+
+Everything that depends on the machine or the model's files, and can be wrong, is found out here as a ConfigError.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+from noria.kernels.ops import torch_kernels
+from noria.kernels.sampling import sample
+from noria.models.decoder import Decoder
+from noria.models.model_config import ModelConfig, load_model_config
+from noria.models.safetensors_loader import load_weights
+from noria.runtime.kv_cache import GIB, KVCache, bytes_per_block
+from noria.runtime.model_runner import ModelRunner
+
+# bfloat16 and float16 work on a CPU too and halve the memory, but are slower there than float32 without AMX or AVX-512
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
+    """model_dir: what `resolve_model` made of engine_config.model. Not warmed up yet.
+
+    Sets torch's number of compute threads for the whole process. Raises ConfigError.
+    """
+    device = _pick_device(engine_config.device)
+    dtype = _DTYPES[engine_config.dtype]
+    torch.set_num_threads(engine_config.num_threads or len(os.sched_getaffinity(0)))
+    model_config = load_model_config(model_dir)
+    num_blocks = _num_blocks(engine_config, model_config, dtype)
+    try:
+        decoder = Decoder(model_config, load_weights(model_dir, model_config, dtype, device), torch_kernels())
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"model: {device} does not have the memory for the weights in {dtype}: {error}") from None
+    return ModelRunner(decoder, KVCache(model_config, num_blocks, engine_config.block_size, dtype, device), sample)
+
+
+def _pick_device(name: str) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigError("device is cuda, but torch finds no CUDA device here: use cpu, or auto")
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
+
+
+def _num_blocks(engine_config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> int:
+    if engine_config.num_kv_blocks is not None:
+        return engine_config.num_kv_blocks
+    size = bytes_per_block(model_config, engine_config.block_size, dtype)
+    # one more block than the pool has, see KVCache
+    num_blocks = int(engine_config.kv_cache_gib * GIB) // size - 1
+    if num_blocks < 1:
+        raise ConfigError(
+            f"kv_cache_gib must be at least {2 * size / GIB:.4f} for one block of {engine_config.block_size} tokens of "
+            f"this model, not {engine_config.kv_cache_gib}"
+        )
+    return num_blocks

@@ -1,0 +1,41 @@
+"""KVCache: the memory of all layers' keys and values, cut into blocks. Knows nothing of who owns a block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from noria.errors import ConfigError
+from noria.models.model_config import ModelConfig
+
+GIB = 2**30
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block of `block_size` tokens takes in all layers together."""
+    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """layers[i]: keys and values of layer i, each [num_blocks + 1, block_size, num_kv_heads, head_dim].
+
+    The block after the last takes what has to be written somewhere and is never read: padding rows' keys and values.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Raises ConfigError where the memory is not there."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        try:
+            # one piece, and written to: a system that promises more memory than it has would fail later otherwise
+            memory = torch.empty(shape, dtype=dtype, device=device).zero_()
+        except RuntimeError as error:
+            gib = (num_blocks + 1) * bytes_per_block(config, block_size, dtype) / GIB
+            raise ConfigError(
+                f"a KV cache of {num_blocks} blocks takes {gib:.2f} GiB, which {device} does not have: "
+                f"lower kv_cache_gib or num_kv_blocks ({error})"
+            ) from None
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in memory)

@@ -1,0 +1,73 @@
+"""ModelRunner: computes one step, from what the scheduler decided to the tokens that were drawn.
+
+The compute plane's only door to the engine. Knows nothing of requests beyond a step, and keeps no state between steps
+but the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from noria.models.decoder import Decoder
+from noria.runtime.input_batch import InputBatch
+from noria.runtime.kv_cache import KVCache
+from noria.sampling_params import SamplingParams
+from noria.scheduler_output import (
+    RowFailure,
+    SampledToken,
+    SamplingInput,
+    ScheduledSequence,
+    SchedulerOutput,
+    StepResult,
+)
+
+# logits [rows, vocab_size] float32 and as many inputs to a token, or the reason why there is none, for each row
+Sampler = Callable[[Tensor, Sequence[SamplingInput]], list[SampledToken | RowFailure]]
+
+
+class ModelRunner:
+    """One model, its cache, and the sampler."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, sampler: Sampler) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """The step's tokens by request id; empty where no row was to be sampled.
+
+        A row whose logits are not finite is answered with a RowFailure and does not concern the others. Anything that
+        is raised here (out of memory, say) concerns the whole step.
+        """
+        if not output.rows:
+            return {}
+        batch = InputBatch.build(output.rows, self.cache.block_size, self.cache.num_blocks, self.decoder.device)
+        logits = self.decoder.forward(batch.decoder_input, self.cache.layers)
+        if not batch.sampling_inputs:
+            return {}
+        return dict(zip(batch.sampled_request_ids, self._sampler(logits, batch.sampling_inputs), strict=True))
+
+    def warm_up(self, max_num_rows: int, max_num_tokens: int) -> None:
+        """Runs the largest steps that can come, so that what they allocate is there, or fails, before serving.
+
+        Before the first real step only: it writes into blocks.
+        """
+        capacity = self.cache.num_blocks * self.cache.block_size
+        longest = min(max_num_tokens, capacity, self.decoder.config.max_position_embeddings)
+        self.execute(SchedulerOutput(step=0, rows=(self._warm_up_row(0, longest),)))
+        rows = tuple(self._warm_up_row(index, 1) for index in range(max_num_rows))
+        self.execute(SchedulerOutput(step=0, rows=rows))
+
+    def _warm_up_row(self, request_id: int, num_tokens: int) -> ScheduledSequence:
+        sampling = SamplingInput(SamplingParams(temperature=1.0), seed=0, position=num_tokens)
+        return ScheduledSequence(
+            request_id=request_id,
+            token_ids=[0] * num_tokens,
+            num_computed_tokens=0,
+            block_table=range(-(-num_tokens // self.cache.block_size)),
+            sampling=sampling,
+        )

@@ -1,0 +1,177 @@
+"""The running model instance: Triton's calls go in, parsed requests go to the engine, replies to the writer."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from noria.config import ENVIRONMENT_VARIABLE, EngineConfig, load_engine_config
+from noria.engine.build import EngineParts, build_engine
+from noria.engine.engine_loop import EngineLoop
+from noria.errors import ConfigError, EngineFailure, NoriaError
+from noria.sequence import Request
+from noria.serving.prompt import PromptEncoder
+from noria.serving.reply import Reply
+from noria.serving.response_writer import DecoupledSink, ResponseWriter, UnarySink, refuse
+from noria.serving.triton_io import ParsedRequest, parse_request
+from noria.serving.triton_metrics import TritonMetrics
+from noria.serving.unload_watch import UnloadWatch
+
+log = logging.getLogger(__name__)
+
+ENGINE_STOP_S = 15.0
+WRITER_STOP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMode:
+    """How Triton calls this model, read from its config.
+
+    is_closed: `execute` returns when its batch is over, so that Triton's queue, delay and preferred sizes form batches.
+    """
+
+    is_decoupled: bool
+    is_closed: bool
+    is_batched: bool
+
+
+class GenerationService:
+    """`execute` on Triton's thread, the engine and the writer on their own."""
+
+    def __init__(self, parts: EngineParts, mode: ServingMode, metrics: TritonMetrics, watch: UnloadWatch) -> None:
+        self._parts = parts
+        self._mode = mode
+        self._encoder = PromptEncoder(parts.tokenizer, parts.limits.max_prompt_len)
+        self._request_ids = itertools.count(1)
+        self._batch_ids = itertools.count(1)
+        self._writer = ResponseWriter(
+            abort=lambda request_ids: self._loop.abort(request_ids),
+            publish=metrics.publish,
+            is_unloading=watch.is_unloading,
+            decode_token=lambda token_id: parts.tokenizer.decode([token_id], skip_special_tokens=False),
+        )
+        self._loop = EngineLoop(parts.engine, self._writer.deliver)
+        self._writer.start()
+        self._loop.start()
+
+    @classmethod
+    def start(
+        cls, model_config: dict[str, Any], model_name: str, model_version: str, engine_json: Path
+    ) -> GenerationService:
+        """Load the model and start the threads. Raises ConfigError."""
+        logging.basicConfig(level=logging.INFO, format="noria %(levelname)s %(name)s: %(message)s")
+        config, mode = read_configs(model_config, engine_json, os.environ.get(ENVIRONMENT_VARIABLE))
+        parts = build_engine(config, progress=log.info)
+        return cls(parts, mode, TritonMetrics(model_name, model_version), UnloadWatch(model_name))
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Answer what is bad at once, submit the rest as one call. Waits for the answers if the batch is closed."""
+        sink_type = DecoupledSink if self._mode.is_decoupled else UnarySink
+        sinks = [sink_type(request) for request in requests]
+        batch_id = next(self._batch_ids)
+        parts: list[Request] = []
+        for request, sink in zip(requests, sinks, strict=True):
+            try:
+                parsed = parse_request(request, self._encoder, self._parts.limits, self._mode.is_batched)
+                engine_requests = self._engine_requests(parsed, batch_id)
+            except NoriaError as error:
+                refuse(sink, error)
+                continue
+            except Exception as error:
+                log.exception("a request could not be read")
+                refuse(sink, EngineFailure(f"the request could not be read: {error}"))
+                continue
+            reply = Reply(parsed.options, engine_requests, [row.prompt_text for row in parsed.rows], parsed.n)
+            self._writer.register(reply, sink)
+            parts += engine_requests
+        if parts:
+            self._submit(parts)
+        if self._mode.is_closed or not self._mode.is_decoupled:
+            for sink in sinks:
+                sink.done.wait()
+        return None if self._mode.is_decoupled else [sink.response for sink in sinks]
+
+    def close(self) -> None:
+        """End what is live with an error and stop both threads, in a bounded time."""
+        log.info("closing")
+        if not self._loop.stop(ENGINE_STOP_S):
+            log.error("the engine did not stop within %.0f s", ENGINE_STOP_S)
+        if not self._writer.stop(WRITER_STOP_S):
+            log.error("the response writer did not stop within %.0f s", WRITER_STOP_S)
+        log.info("closed")
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        try:
+            self._loop.submit(requests)
+        except EngineFailure as error:
+            self._writer.fail([request.request_id for request in requests], error)
+
+    def _engine_requests(self, parsed: ParsedRequest, batch_id: int) -> list[Request]:
+        now = time.monotonic()
+        return [
+            Request(
+                request_id=next(self._request_ids),
+                prompt_token_ids=row.prompt_token_ids,
+                params=row.params,
+                seed=seed,
+                stop_token_ids=self._stop_token_ids(
+                    parsed_ignore_eos=row.params.ignore_eos, own=row.params.stop_token_ids
+                ),
+                arrival_time=now,
+                deadline=None if parsed.timeout_s is None else now + parsed.timeout_s,
+                batch_id=batch_id,
+            )
+            for row in parsed.rows
+            for seed in _seeds(row.params.seed, parsed.n)
+        ]
+
+    def _stop_token_ids(self, parsed_ignore_eos: bool, own: tuple[int, ...]) -> frozenset[int]:
+        eos = () if parsed_ignore_eos else self._parts.eos_token_ids
+        return frozenset(eos) | frozenset(own)
+
+
+def _seeds(seed: int | None, n: int) -> list[int]:
+    """One for each answer to a prompt; the first is the request's own, so that n does not change it."""
+    first = secrets.randbits(64) if seed is None else seed
+    return [(first + index) % 2**64 for index in range(n)]
+
+
+def read_configs(
+    model_config: dict[str, Any], engine_json: Path, environment: str | None
+) -> tuple[EngineConfig, ServingMode]:
+    """The engine's configuration and how Triton will call it. Raises ConfigError where the two contradict."""
+    parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
+    own = {key: value for key, value in parameters.items() if not _is_tritons(key)}
+    config = load_engine_config(engine_json, own, environment)
+    max_batch_size = model_config.get("max_batch_size", 0)
+    is_closed = config.batching_mode != "inflight"
+    mode = ServingMode(
+        is_decoupled=bool(model_config.get("model_transaction_policy", {}).get("decoupled", False)),
+        is_closed=is_closed,
+        is_batched=max_batch_size > 0,
+    )
+    if is_closed and max_batch_size:
+        # the batch that Triton forms is the batch that runs, so its size is set in one place, the pbtxt
+        config = replace(
+            config,
+            max_num_seqs=max_batch_size,
+            max_num_batched_tokens=max(config.max_num_batched_tokens, max_batch_size),
+        )
+    if not is_closed and not mode.is_decoupled:
+        raise ConfigError("batching_mode inflight needs model_transaction_policy { decoupled: true }")
+    num_instances = sum(group.get("count", 1) for group in model_config.get("instance_group", []))
+    if num_instances > 1:
+        raise ConfigError(f"instance_group must have one instance, not {num_instances}: each would load its own model")
+    return config, mode
+
+
+def _is_tritons(key: str) -> bool:
+    """Parameters that the Python backend reads itself."""
+    return key in ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")

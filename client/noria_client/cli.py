@@ -1,0 +1,179 @@
+"""The client's part of the `noria` command: generate, chat, and what compare needs besides a way to start servers.
+
+Each subcommand's parser carries `run`, a function of the parsed arguments that returns the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from noria_client.chat import Conversation, chat, error_line
+from noria_client.client import DEFAULT_MODEL, PROTOCOLS, Client
+from noria_client.compare import ServerUrls, compare
+from noria_client.errors import ServerError
+from noria_client.report import ModeResult, comparison_table
+from noria_client.text_request import Prompt
+from noria_client.workload import seed_workload
+
+DEFAULT_URLS = {"grpc": "localhost:8001", "http": "localhost:8000"}
+MODES = ("static", "dynamic", "inflight")
+INTERRUPTED = 130
+
+_SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
+    ("min_tokens", int, "no end before so many tokens"),
+    ("temperature", float, "0 takes the likeliest token each time; the model's own distribution is 1"),
+    ("top_k", int, "draw from the K likeliest tokens; 0 from all"),
+    ("top_p", float, "draw from the likeliest tokens that have this probability together"),
+    ("min_p", float, "draw from tokens of at least this share of the likeliest one's probability"),
+    ("repetition_penalty", float, "above 1 makes tokens of prompt and answer less likely"),
+    ("presence_penalty", float, "above 0 makes tokens of the answer less likely"),
+    ("frequency_penalty", float, "the same, per occurrence"),
+    ("seed", int, "equal seeds give equal answers"),
+)
+
+
+def add_generate(subparsers: Any) -> None:
+    """subparsers: what `ArgumentParser.add_subparsers` returned."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="complete a text",
+        description="Completes TEXT and prints the answer as it comes. Ctrl-C cancels it on the server.",
+    )
+    parser.add_argument("text", metavar="TEXT", help="the prompt; - reads it from standard input")
+    parser.add_argument("--chat", action="store_true", help="put TEXT as a user's message to the chat template")
+    parser.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, default=True, help="print tokens as they come (default: yes)"
+    )
+    _add_server_arguments(parser)
+    _add_sampling_arguments(parser, default_max_tokens=128)
+    parser.set_defaults(run=run_generate)
+
+
+def add_chat(subparsers: Any) -> None:
+    """subparsers: what `ArgumentParser.add_subparsers` returned."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk with an instruct model",
+        description="A conversation through the model's chat template. Ctrl-C cancels an answer, /exit ends.",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    _add_server_arguments(parser)
+    _add_sampling_arguments(parser, default_max_tokens=512)
+    parser.set_defaults(run=run_chat)
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that `run_compare` reads."""
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES, default=list(MODES), help="modes to measure, in order (default: all)"
+    )
+    parser.add_argument("--num-requests", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="multiplies prompt and output lengths; 0.2 is a quick look (default: 1)",
+    )
+    parser.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of lengths and prompts (default: 0)")
+    parser.add_argument(
+        "--concurrency", type=int, metavar="N", help="requests under way at a time (default: all at once)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON too")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help=f"name on the server (default: {DEFAULT_MODEL})")
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    text = sys.stdin.read() if args.text == "-" else args.text
+    prompt: Prompt = [{"role": "user", "content": text}] if args.chat else text
+    try:
+        with _client(args) as client:
+            if args.stream:
+                _print_stream(client, prompt, args)
+            else:
+                print(client.generate(prompt, timeout_s=args.timeout, **_sampling(args)).text)
+    except ServerError as error:
+        print(error_line(error), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def run_chat(args: argparse.Namespace) -> int:
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    with _client(args) as client:
+        try:
+            # says at once, not after the first message, that there is no such server or model
+            client.traits()
+        except ServerError as error:
+            print(error_line(error), file=sys.stderr)
+            return 1
+        sampling = _sampling(args) | {"timeout_s": args.timeout}
+        return chat(Conversation(client, sampling, messages), input, sys.stdout)
+
+
+def run_compare(args: argparse.Namespace, start_server: Callable[[str], AbstractContextManager[ServerUrls]]) -> int:
+    """Measures, prints the table and writes the JSON. Returns 1 if requests failed, 130 after Ctrl-C, otherwise 0."""
+    workload = seed_workload(args.num_requests, args.scale, args.workload_seed)
+    try:
+        results = compare(args.modes, start_server, workload, model=args.model, concurrency=args.concurrency)
+    except ServerError as error:
+        print(error_line(error), file=sys.stderr)
+        return 1
+    if results:
+        Console().print(comparison_table(results))
+    if args.json is not None:
+        write_results(results, args.json)
+    if len(results) < len(args.modes) or any(result.is_interrupted for result in results):
+        return INTERRUPTED
+    return 1 if any(result.num_errors for result in results) else 0
+
+
+def write_results(results: Sequence[ModeResult], path: Path) -> None:
+    """A JSON list with one object per mode; its keys are ModeResult's fields."""
+    path.write_text(json.dumps([result.to_json() for result in results], indent=2) + "\n")
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="grpc", help="default: grpc")
+    urls = ", ".join(f"{url} for {protocol}" for protocol, url in DEFAULT_URLS.items())
+    parser.add_argument("--url", metavar="HOST:PORT", help=f"of the server (default: {urls})")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help=f"name on the server (default: {DEFAULT_MODEL})")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="the server ends the request after so long")
+
+
+def _add_sampling_arguments(parser: argparse.ArgumentParser, default_max_tokens: int) -> None:
+    group = parser.add_argument_group("sampling", "What is not given is left to the server.")
+    group.add_argument(
+        "--max-tokens", type=int, default=default_max_tokens, metavar="N", help=f"default: {default_max_tokens}"
+    )
+    for name, kind, help_text in _SAMPLING_FLAGS:
+        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar="N", help=help_text)
+    group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer before TEXT; may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's own end")
+
+
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The client leaves out what is None."""
+    names = ["max_tokens", *(name for name, _, _ in _SAMPLING_FLAGS), "stop", "ignore_eos"]
+    return {name: getattr(args, name) for name in names}
+
+
+def _client(args: argparse.Namespace) -> Client:
+    return Client(args.url or DEFAULT_URLS[args.protocol], args.protocol, args.model)
+
+
+def _print_stream(client: Client, prompt: Prompt, args: argparse.Namespace) -> None:
+    with closing(client.stream(prompt, timeout_s=args.timeout, **_sampling(args))) as deltas:
+        for delta in deltas:
+            print(delta.text, end="", flush=True)
+    print()

@@ -1,0 +1,150 @@
+"""Numbers that sum up one mode's measurement, as JSON and as a table.
+
+Percentiles interpolate linearly between the closest ranks (Hyndman and Fan 1996, type 7; NumPy's default). Latencies
+and tokens are those of successful requests; failed ones are counted beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from noria_client.load import RequestRecord
+from noria_client.server_metrics import EngineCounters
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Seconds."""
+
+    median: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Distribution | None:
+        """Of the values there are; None if there are none."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(*(float(value) for value in np.percentile(known, [50, 95, 99], method="linear")))
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """One batching mode under one workload. None where nothing was measured.
+
+    useful_output_tokens_per_s: output tokens of successful requests over wall_s.
+    wall_s: from the first send to the last request's end.
+    slot_utilisation, mean_batch, kv_waste: see `server_metrics.EngineCounters`.
+    num_requests: of the workload; num_succeeded and num_errors leave out those that an interrupt kept from being sent.
+    errors: each error message with how many requests met it.
+    """
+
+    mode: str
+    useful_output_tokens_per_s: float | None
+    slot_utilisation: float | None
+    mean_batch: float | None
+    kv_waste: float | None
+    ttft_s: Distribution | None
+    tpot_s: Distribution | None
+    e2e_s: Distribution | None
+    num_requests: int
+    num_succeeded: int
+    num_errors: int
+    num_preemptions: int
+    wall_s: float
+    is_interrupted: bool
+    errors: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(
+    mode: str,
+    num_requests: int,
+    records: Sequence[RequestRecord],
+    counters: EngineCounters | None,
+    is_interrupted: bool = False,
+) -> ModeResult:
+    """counters: how much the server's grew during the measurement; None if they could not be read."""
+    succeeded = [record for record in records if record.error is None]
+    errors: dict[str, int] = {}
+    for record in records:
+        if record.error is not None:
+            errors[record.error] = errors.get(record.error, 0) + 1
+    wall_s = max(r.ended_s for r in records) - min(r.sent_s for r in records) if records else 0.0
+    num_tokens = sum(record.num_output_tokens for record in succeeded)
+    return ModeResult(
+        mode=mode,
+        useful_output_tokens_per_s=num_tokens / wall_s if wall_s > 0 else None,
+        slot_utilisation=counters.slot_utilisation if counters else None,
+        mean_batch=counters.mean_batch if counters else None,
+        kv_waste=counters.kv_waste if counters else None,
+        ttft_s=Distribution.of(record.ttft_s for record in succeeded),
+        tpot_s=Distribution.of(record.tpot_s for record in succeeded),
+        e2e_s=Distribution.of(record.e2e_s for record in succeeded),
+        num_requests=num_requests,
+        num_succeeded=len(succeeded),
+        num_errors=len(records) - len(succeeded),
+        num_preemptions=int(counters.preemptions) if counters else 0,
+        wall_s=wall_s,
+        is_interrupted=is_interrupted,
+        errors=errors,
+    )
+
+
+def comparison_table(results: Sequence[ModeResult]) -> Table:
+    """One column per mode, for rich to print."""
+    table = Table(title="Batching modes, same workload")
+    table.add_column("")
+    for result in results:
+        table.add_column(result.mode + (" (interrupted)" if result.is_interrupted else ""), justify="right")
+    for label, cell in _ROWS:
+        table.add_row(label, *(cell(result) for result in results))
+    if len(results) > 1:
+        table.add_row(f"tokens/s, times {results[0].mode}", *(_times(result, results[0]) for result in results))
+    for error in dict.fromkeys(error for result in results for error in result.errors):
+        table.add_row(f"[red]{_escaped(error)}", *(str(result.errors.get(error, 0)) for result in results))
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percentiles(distribution: Distribution | None, unit: float, form: str) -> str:
+    if distribution is None:
+        return "-"
+    values = (distribution.median, distribution.p95, distribution.p99)
+    return " / ".join(format(value * unit, form) for value in values)
+
+
+def _times(result: ModeResult, base: ModeResult) -> str:
+    if not result.useful_output_tokens_per_s or not base.useful_output_tokens_per_s:
+        return "-"
+    return f"{result.useful_output_tokens_per_s / base.useful_output_tokens_per_s:.2f}"
+
+
+def _escaped(text: str) -> str:
+    """Brackets in an error are no markup."""
+    return text.replace("[", r"\[")
+
+
+_ROWS: tuple[tuple[str, Callable[[ModeResult], str]], ...] = (
+    ("useful output tokens/s", lambda r: _number(r.useful_output_tokens_per_s, ".1f")),
+    ("slot utilisation", lambda r: _number(r.slot_utilisation, ".1%")),
+    ("mean batch", lambda r: _number(r.mean_batch, ".2f")),
+    ("KV waste", lambda r: _number(r.kv_waste, ".1%")),
+    ("TTFT s, median / p95 / p99", lambda r: _percentiles(r.ttft_s, 1, ".2f")),
+    ("TPOT ms, median / p95 / p99", lambda r: _percentiles(r.tpot_s, 1000, ".0f")),
+    ("end to end s, median / p95 / p99", lambda r: _percentiles(r.e2e_s, 1, ".2f")),
+    ("wall time s", lambda r: _number(r.wall_s, ".1f")),
+    ("preemptions", lambda r: str(r.num_preemptions)),
+    ("requests done / failed / sent in all", lambda r: f"{r.num_succeeded} / {r.num_errors} / {r.num_requests}"),
+)

@@ -1,0 +1,86 @@
+"""Load on a real tritonserver: every request becomes one record, whatever becomes of the request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from noria_client.client import AsyncClient
+from noria_client.load import CANCELLED, LoadRun, run_load
+from noria_client.progress import progress_line
+from noria_client.workload import WorkItem, Workload
+
+
+def workload_of(*prompts, max_tokens=10):
+    return Workload(tuple(WorkItem(prompt, len(prompt.split()), max_tokens) for prompt in prompts))
+
+
+def load(echo_server, model, workload, concurrency=None, stop_after_s=None):
+    """The finished run; with stop_after_s, what there was when it was cancelled."""
+    run = LoadRun(len(workload.items))
+
+    async def main():
+        async with AsyncClient(echo_server.grpc, model=model) as client:
+            await asyncio.wait_for(run_load(client, workload, run, concurrency), stop_after_s)
+
+    if stop_after_s is None:
+        asyncio.run(main())
+    else:
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())
+    run.records.sort(key=lambda record: record.index)
+    return run
+
+
+def test_chunks_of_streams(echo_server):
+    run = load(echo_server, "stream", workload_of("a b c", "d"))
+    assert [record.num_output_tokens for record in run.records] == [3, 1]
+    first = run.records[0]
+    # three words and the end
+    assert [chunk.num_tokens for chunk in first.chunks] == [1, 1, 1, 0]
+    assert first.num_input_tokens == 3
+    assert first.error is None
+    assert first.sent_s <= first.chunks[0].time_s <= first.chunks[-1].time_s <= first.ended_s
+    assert run.num_tokens == 4
+
+
+def test_a_whole_answer_is_one_chunk(echo_server):
+    run = load(echo_server, "whole_batched", workload_of("a b c", "d"))
+    assert [[chunk.num_tokens for chunk in record.chunks] for record in run.records] == [[3], [1]]
+
+
+def test_errors_are_recorded_beside_the_rest(echo_server):
+    run = load(echo_server, "stream", workload_of("a", "!late b", "!error no such thing"))
+    assert [record.error for record in run.records] == [None, "UNKNOWN: late failure", "UNKNOWN: no such thing"]
+    assert run.records[1].num_output_tokens == 1
+    assert run.num_errors == 2
+
+
+def test_all_at_once(echo_server):
+    run = load(echo_server, "stream", workload_of(*["!slow a b"] * 8))
+    assert max(record.sent_s for record in run.records) < min(record.ended_s for record in run.records)
+
+
+def test_closed_loop(echo_server):
+    run = load(echo_server, "stream", workload_of(*["!slow a"] * 6), concurrency=2)
+    assert [record.index for record in run.records] == list(range(6))
+    for record in run.records:
+        under_way = [other for other in run.records if other.sent_s <= record.sent_s < other.ended_s]
+        assert len(under_way) <= 2
+
+
+def test_a_cancelled_load_keeps_its_records(echo_server):
+    workload = workload_of("a", "!endless", "never sent", max_tokens=1000)
+    run = load(echo_server, "stream", workload, concurrency=1, stop_after_s=0.3)
+    assert [record.error for record in run.records] == [None, CANCELLED]
+    assert run.records[1].num_output_tokens >= 1
+
+
+def test_bad_concurrency(echo_server):
+    with pytest.raises(ValueError, match="concurrency must be at least 1, not 0"):
+        load(echo_server, "stream", workload_of("a"), concurrency=0)
+
+
+def test_progress_line():
+    run = LoadRun(num_requests=4, num_sent=3, num_tokens=50)
+    assert progress_line(run, 2.0) == "3 running, 0 of 4 finished, 25.0 tokens/s"

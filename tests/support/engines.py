@@ -1,0 +1,96 @@
+"""Engines without weights: a runner whose next token is a hash of the history, and short ways to make requests.
+
+The fake runner keeps what a real cache would keep, in the blocks it is told, so that a wrong block table, a lost block or a
+token computed twice shows as a wrong output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+
+from noria.config import EngineConfig
+from noria.sampling_params import SamplingParams
+from noria.scheduler_output import RowFailure, SampledToken, SchedulerOutput, StepResult
+from noria.scheduling.build import build_scheduler
+from noria.scheduling.scheduler import Scheduler
+from noria.sequence import Request
+
+VOCAB_SIZE = 256
+_request_ids = itertools.count(1)
+
+
+def next_token(history: Sequence[int]) -> int:
+    """The token that follows `history`, whatever else is in the batch."""
+    return hashlib.sha256(repr(list(history)).encode()).digest()[0] % VOCAB_SIZE
+
+
+def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    history = list(prompt)
+    for _ in range(num_tokens):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+class HashRunner:
+    """Reads its history back from the blocks, as attention would. failing: request ids whose rows are to fail."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.failing: set[int] = set()
+        self.outputs: list[SchedulerOutput] = []
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        self.outputs.append(output)
+        result: StepResult = {}
+        for row in output.rows:
+            if row.is_padding:
+                continue
+            slots = [
+                block * self._block_size + offset for block in row.block_table for offset in range(self._block_size)
+            ]
+            for position, token_id in enumerate(row.token_ids, start=row.num_computed_tokens):
+                self._slots[slots[position]] = token_id
+            if row.sampling is None:
+                continue
+            history = [self._slots[slot] for slot in slots[: row.num_computed_tokens + len(row.token_ids)]]
+            assert None not in history
+            failed = row.request_id in self.failing
+            result[row.request_id] = RowFailure("not finite") if failed else SampledToken(next_token(history))  # type: ignore[arg-type]
+        return result
+
+
+def make_request(
+    prompt: Sequence[int] = (1, 2, 3),
+    max_tokens: int = 4,
+    *,
+    batch_id: int = 0,
+    deadline: float | None = None,
+    stop_token_ids: Sequence[int] = (),
+    **params: object,
+) -> Request:
+    return Request(
+        request_id=next(_request_ids),
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(max_tokens=max_tokens, temperature=0.0, **params),  # type: ignore[arg-type]
+        seed=0,
+        stop_token_ids=frozenset(stop_token_ids),
+        deadline=deadline,
+        batch_id=batch_id,
+    )
+
+
+def make_scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
+    settings = {"batching_mode": "inflight", "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64} | config
+    return build_scheduler(EngineConfig(**settings), num_blocks)  # type: ignore[arg-type]
+
+
+def step(scheduler: Scheduler, runner: HashRunner, now: float = 0.0) -> SchedulerOutput:
+    """One turn of the wheel; checks integrity before and after the result is taken in."""
+    output = scheduler.schedule(now)
+    scheduler.check_integrity()
+    scheduler.update(output, runner.execute(output))
+    scheduler.check_integrity()
+    return output
