@@ -73,7 +73,7 @@ def add_chat(subparsers: Any) -> None:
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that `run_compare` reads."""
     parser.add_argument(
-        "--modes", nargs="+", choices=MODES, default=list(MODES), help="modes to measure, in order (default: all)"
+        "--modes", type=_modes, default=list(MODES), metavar="M,M", help=f"in order (default: {','.join(MODES)})"
     )
     parser.add_argument("--num-requests", type=int, default=32, metavar="N", help="default: 32")
     parser.add_argument(
@@ -86,8 +86,21 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=int, metavar="N", help="requests under way at a time (default: all at once)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON too")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help=f"name on the server (default: {DEFAULT_MODEL})")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the results as JSON, too, to FILE; without FILE to standard output instead of the table",
+    )
+
+
+def _modes(text: str) -> list[str]:
+    modes = text.split(",")
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"modes are {', '.join(MODES)}, separated by commas, not {unknown[0]!r}")
+    return modes
 
 
 def run_generate(args: argparse.Namespace) -> int:
@@ -121,26 +134,32 @@ def run_chat(args: argparse.Namespace) -> int:
         return chat(Conversation(client, sampling, messages), input, sys.stdout)
 
 
-def run_compare(args: argparse.Namespace, start_server: Callable[[str], AbstractContextManager[ServerUrls]]) -> int:
+def run_compare(
+    args: argparse.Namespace,
+    start_server: Callable[[str], AbstractContextManager[ServerUrls]],
+    model: str = DEFAULT_MODEL,
+) -> int:
     """Measures, prints the table and writes the JSON. Returns 1 if requests failed, 130 after Ctrl-C, otherwise 0."""
     workload = seed_workload(args.num_requests, args.scale, args.workload_seed)
     try:
-        results = compare(args.modes, start_server, workload, model=args.model, concurrency=args.concurrency)
+        results = compare(args.modes, start_server, workload, model=model, concurrency=args.concurrency)
     except ServerError as error:
         print(error_line(error), file=sys.stderr)
         return 1
-    if results:
+    if args.json == "-":
+        print(results_json(results))
+    elif results:
         Console().print(comparison_table(results))
-    if args.json is not None:
-        write_results(results, args.json)
+    if args.json not in (None, "-"):
+        Path(args.json).write_text(results_json(results) + "\n")
     if len(results) < len(args.modes) or any(result.is_interrupted for result in results):
         return INTERRUPTED
     return 1 if any(result.num_errors for result in results) else 0
 
 
-def write_results(results: Sequence[ModeResult], path: Path) -> None:
+def results_json(results: Sequence[ModeResult]) -> str:
     """A JSON list with one object per mode; its keys are ModeResult's fields."""
-    path.write_text(json.dumps([result.to_json() for result in results], indent=2) + "\n")
+    return json.dumps([result.to_json() for result in results], indent=2)
 
 
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:

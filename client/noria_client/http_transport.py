@@ -6,6 +6,7 @@ asynchronous ones use aiohttp. These endpoints shape the tensors themselves.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import time
@@ -102,7 +103,8 @@ class AsyncHttpTransport:
                             yield _outputs(_decode(response.status, event))
                 else:
                     yield _outputs(_decode(response.status, await response.text()))
-        except TimeoutError:
+        # which is not the built-in TimeoutError before Python 3.11
+        except asyncio.TimeoutError:
             raise _too_late(request) from None
         except aiohttp.ClientError as error:
             raise _unreachable(self._url, error) from None

@@ -9,7 +9,7 @@ import asyncio
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from noria_client.load import LoadRun
 
@@ -24,7 +24,7 @@ async def show_progress(run: LoadRun, mode: str, console: Console) -> None:
         while True:
             await asyncio.sleep(LINE_INTERVAL_S)
             console.print(f"{mode}: {progress_line(run, time.monotonic() - started_s)}", highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[line]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(mode, total=run.num_requests, line="")
         try:

@@ -118,11 +118,19 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _percentiles(distribution: Distribution | None, unit: float, form: str) -> str:
-    if distribution is None:
-        return "-"
-    values = (distribution.median, distribution.p95, distribution.p99)
-    return " / ".join(format(value * unit, form) for value in values)
+def _latency_rows(
+    name: str, unit: float, form: str, distribution: Callable[[ModeResult], Distribution | None]
+) -> list[tuple[str, Callable[[ModeResult], str]]]:
+    """A row each for median, p95 and p99. unit: what a second is in the unit shown."""
+
+    def cell(field: str) -> Callable[[ModeResult], str]:
+        def text(result: ModeResult) -> str:
+            values = distribution(result)
+            return "-" if values is None else format(getattr(values, field) * unit, form)
+
+        return text
+
+    return [(f"{name}, {field}", cell(field)) for field in ("median", "p95", "p99")]
 
 
 def _times(result: ModeResult, base: ModeResult) -> str:
@@ -141,10 +149,10 @@ _ROWS: tuple[tuple[str, Callable[[ModeResult], str]], ...] = (
     ("slot utilisation", lambda r: _number(r.slot_utilisation, ".1%")),
     ("mean batch", lambda r: _number(r.mean_batch, ".2f")),
     ("KV waste", lambda r: _number(r.kv_waste, ".1%")),
-    ("TTFT s, median / p95 / p99", lambda r: _percentiles(r.ttft_s, 1, ".2f")),
-    ("TPOT ms, median / p95 / p99", lambda r: _percentiles(r.tpot_s, 1000, ".0f")),
-    ("end to end s, median / p95 / p99", lambda r: _percentiles(r.e2e_s, 1, ".2f")),
+    *_latency_rows("TTFT s", 1, ".2f", lambda r: r.ttft_s),
+    *_latency_rows("TPOT ms", 1000, ".0f", lambda r: r.tpot_s),
+    *_latency_rows("end to end s", 1, ".2f", lambda r: r.e2e_s),
     ("wall time s", lambda r: _number(r.wall_s, ".1f")),
     ("preemptions", lambda r: str(r.num_preemptions)),
-    ("requests done / failed / sent in all", lambda r: f"{r.num_succeeded} / {r.num_errors} / {r.num_requests}"),
+    ("requests, done / failed / all", lambda r: f"{r.num_succeeded} / {r.num_errors} / {r.num_requests}"),
 )

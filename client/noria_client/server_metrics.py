@@ -60,9 +60,11 @@ def _parse_labels(text: str) -> Iterator[tuple[str, str]]:
 class EngineCounters:
     """Noria's counters, or how much they grew between two scrapes. The ratios are None where nothing was counted.
 
-    steps: iterations of the engine. slot_steps: slots, summed over steps; useful_slot_steps: those that held an
-    unfinished sequence. rows: sequences computed, summed over steps. kv_allocated_slot_steps and kv_live_slot_steps:
-    token slots of the cache that were allocated, and that held a token, summed over steps.
+    steps: iterations of the engine.
+    slot_steps, useful_slot_steps: slots offered, and slots that held an unfinished sequence, summed over steps.
+    rows: rows computed, padding rows included, summed over steps.
+    kv_allocated_slot_steps, kv_live_slot_steps: token slots of the cache that were allocated, and that held a token,
+        summed over steps.
     """
 
     steps: float

@@ -67,7 +67,7 @@ def test_progress_is_printed_line_by_line_off_a_terminal(start_server, console, 
 def test_progress_is_a_bar_on_a_terminal(start_server):
     console = Console(file=StringIO(), width=200, force_terminal=True)
     compare(["inflight"], start_server, workload_of("a"), model="stream", console=console)
-    assert "1/1" in console.file.getvalue()
+    assert "1 of 1 finished" in console.file.getvalue()
 
 
 def test_a_failed_warm_up_ends_the_comparison(start_server, console):
@@ -93,8 +93,8 @@ def test_command_prints_the_table_and_writes_json(start_server, tmp_path, capsys
     parser = argparse.ArgumentParser()
     cli.add_compare_arguments(parser)
     path = tmp_path / "results.json"
-    flags = ["--modes", "static", "inflight", "--num-requests", "4", "--scale", "0.05", "--model", "stream"]
-    assert cli.run_compare(parser.parse_args([*flags, "--json", str(path)]), start_server) == 0
+    flags = ["--modes", "static,inflight", "--num-requests", "4", "--scale", "0.05"]
+    assert cli.run_compare(parser.parse_args([*flags, "--json", str(path)]), start_server, "stream") == 0
     assert "useful output tokens/s" in capsys.readouterr().out
     results = json.loads(path.read_text())
     assert [result["mode"] for result in results] == ["static", "inflight"]

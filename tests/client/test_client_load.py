@@ -26,7 +26,7 @@ def load(echo_server, model, workload, concurrency=None, stop_after_s=None):
     if stop_after_s is None:
         asyncio.run(main())
     else:
-        with pytest.raises(TimeoutError):
+        with pytest.raises(asyncio.TimeoutError):
             asyncio.run(main())
     run.records.sort(key=lambda record: record.index)
     return run

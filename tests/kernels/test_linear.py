@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from noria.kernels.linear import PackedLinear, PlainLinear, pack_linear
 
 

@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-
 from noria.kernels import paged_attention
 from noria.kernels.paged_attention import AttentionRow, plan_attention
 
@@ -16,7 +15,7 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 
 
 class Case:
-    """Rows given as (number of cached tokens, number of queries, is padding), on shuffled blocks of a poisoned cache."""
+    """Rows given as (cached tokens, queries, is padding), on shuffled blocks of a poisoned cache."""
 
     def __init__(self, rows, dtype, num_heads=6, num_kv_heads=2, block_size=4, window=None, seed=0):
         shuffled = list(range(NUM_BLOCKS))

@@ -1,10 +1,9 @@
 import pytest
 import torch
-from support.tiny_models import tiny_config
-
 from noria.errors import ConfigError
 from noria.models.model_config import ModelConfig
 from noria.runtime.kv_cache import KVCache, bytes_per_block
+from support.tiny_models import tiny_config
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,7 @@
 """Engines without weights: a runner whose next token is a hash of the history, and short ways to make requests.
 
-The fake runner keeps what a real cache would keep, in the blocks it is told, so that a wrong block table, a lost block or a
-token computed twice shows as a wrong output.
+The fake runner keeps what a real cache would keep, in the blocks it is told, so that a wrong block table, a lost block
+or a token computed twice shows as a wrong output.
 """
 
 from __future__ import annotations

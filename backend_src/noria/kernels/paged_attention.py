@@ -156,9 +156,6 @@ class _GatheredRow:
         k, v = (cache.index_select(0, self.blocks).flatten(0, 1) for cache in (k_cache, v_cache))
         for tile in self.tiles:
             queries = slice(tile.query_start, tile.query_start + tile.num_queries)
-            if tile.key_begin == tile.key_end:
-                out[queries] = 0
-                continue
             keys = slice(tile.key_begin - self.first_position, tile.key_end - self.first_position)
             tile_mask = None
             if tile.num_queries > 1:

@@ -188,7 +188,9 @@ def _least_weight(total: Tensor, vocab_size: int, params: Sequence[SamplingParam
     """
     top_p = _column([item.top_p for item in params], total)
     min_p = _column([item.min_p for item in params], total)
-    return torch.maximum((total * (1 - top_p) / vocab_size).ceil(), (min_p * 2.0**WEIGHT_BITS).floor()).long()
+    least = torch.maximum((total * (1 - top_p) / vocab_size).ceil(), (min_p * 2.0**WEIGHT_BITS).floor()).long()
+    # a row that is not finite has no weights, and keeps all of them
+    return torch.minimum(least, total)
 
 
 def _filter(weights: Tensor, total: Tensor, least: Tensor, params: Sequence[SamplingParams]) -> Tensor:

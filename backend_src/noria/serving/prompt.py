@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from noria.errors import InvalidRequest
 
-# Longer text cannot fit into the model's limit whatever the tokenizer makes of it: it is refused before that works on it.
+# Text with more bytes than this a token cannot fit into the limit, and is refused before the tokenizer works on it.
 MAX_BYTES_PER_TOKEN = 256
 
 

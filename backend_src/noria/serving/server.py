@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -160,7 +160,7 @@ def free_ports(host: str, preferred: Sequence[int] = (8000, 8001, 8002)) -> tupl
 
 
 def check_shm(path: str = "/dev/shm") -> None:
-    """Raises ConfigError when shared memory, through which Triton talks to its stubs, is too small (Docker's 64 MB is)."""
+    """Raises ConfigError when shared memory, through which Triton talks to its stubs, is as small as Docker's 64 MB."""
     try:
         stats = os.statvfs(path)
     except OSError as error:
@@ -191,8 +191,8 @@ def server_environment(options: ServerOptions, install: TritonInstall, base: Map
     """The environment that the server hands on to the stub: where its Python is, and how threads wait.
 
     The stub is an isolated interpreter: it ignores PYTHONPATH and takes the site-packages of the first python3 on PATH.
-    A pool of compute threads that spins while it waits slows whoever shares the machine many times over, so threads sleep;
-    the variables count only if they are set before torch is loaded. What the user has set is left alone.
+    A pool of compute threads that spins while it waits slows whoever shares the machine many times over, so threads
+    sleep; the variables count only if they are set before torch is loaded. What the user has set is left alone.
     """
     environment = dict(base)
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
@@ -221,10 +221,10 @@ def prepare(options: ServerOptions) -> tuple[list[str], dict[str, str]]:
 class RunningServer:
     """A tritonserver of our own: started, waited for, stopped by its process id. Use as a context manager.
 
-    log_path: where its output goes; quoted when it does not become ready.
+    log_path: where its output goes; quoted when it does not become ready. None leaves it on the terminal.
     """
 
-    def __init__(self, options: ServerOptions, log_path: Path) -> None:
+    def __init__(self, options: ServerOptions, log_path: Path | None = None) -> None:
         self.options = options
         self.log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -238,8 +238,8 @@ class RunningServer:
         return f"{self.options.host}:{self.options.grpc_port}"
 
     @property
-    def metrics_url(self) -> str:
-        return f"http://{self.options.host}:{self.options.metrics_port}/metrics"
+    def metrics_address(self) -> str:
+        return f"{self.options.host}:{self.options.metrics_port}"
 
     @property
     def pid(self) -> int:
@@ -261,11 +261,16 @@ class RunningServer:
 
     def start(self) -> None:
         command, environment = prepare(self.options)
-        with self.log_path.open("wb") as log:
+        with self.log_path.open("wb") if self.log_path else nullcontext() as log:
             # a session of its own, so that a Ctrl-C in the terminal reaches us first and we stop the server in order
             self._process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT if log else None, start_new_session=True
             )
+
+    def wait(self) -> int:
+        """Until the server ends by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait()
 
     def wait_until_ready(self, on_wait: Callable[[float], None] | None = None) -> None:
         """Raises EngineFailure with the log's errors if the server ends, or is not ready in time."""
@@ -302,6 +307,8 @@ class RunningServer:
             return False
 
     def _log_excerpt(self, num_lines: int = 15) -> str:
+        if self.log_path is None:
+            return "see its output above"
         lines = self.log_path.read_text(errors="replace").splitlines()
         wanted = [line for line in lines if "rror" in line or line.startswith("E")]
         return "\n".join((wanted or lines)[-num_lines:])

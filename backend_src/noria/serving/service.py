@@ -96,7 +96,7 @@ class GenerationService:
         if self._mode.is_closed or not self._mode.is_decoupled:
             for sink in sinks:
                 sink.done.wait()
-        return None if self._mode.is_decoupled else [sink.response for sink in sinks]
+        return [sink.response for sink in sinks if isinstance(sink, UnarySink)] or None
 
     def close(self) -> None:
         """End what is live with an error and stop both threads, in a bounded time."""
