@@ -16,10 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from noria_client.cli import add_chat, add_compare_arguments, add_generate, run_compare
-from noria_client.client import Client
-from noria_client.compare import ServerUrls
-
 from noria.config import load_engine_config
 from noria.errors import ConfigError, NoriaError
 from noria.serving.server import (
@@ -29,6 +25,9 @@ from noria.serving.server import (
     default_repository,
     free_ports,
 )
+from noria_client.cli import add_chat, add_compare_arguments, add_generate, run_compare
+from noria_client.client import Client
+from noria_client.compare import ServerUrls
 
 DEMO_QUESTION = "In three sentences: why does a water wheel turn?"
 DEMO_SCALE = 0.2

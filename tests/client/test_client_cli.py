@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+
 from noria_client import cli
 from noria_client.chat import Conversation, chat
 from noria_client.client import Client

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from io import StringIO
 
 import pytest
+from rich.console import Console
+
 from noria_client import cli
 from noria_client import compare as compare_module
 from noria_client.compare import ServerUrls, compare
 from noria_client.errors import ServerError
 from noria_client.workload import WorkItem, Workload
-from rich.console import Console
 
 
 def workload_of(*prompts):

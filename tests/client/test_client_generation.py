@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from noria_client.errors import ServerError
 from noria_client.generation import Answer, Delta, DeltaReader, collect
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import noria_client.client
 import pytest
+
+import noria_client.client
 
 FILES = sorted(Path(noria_client.client.__file__).parent.glob("*.py"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from noria_client.client import AsyncClient
 from noria_client.load import CANCELLED, LoadRun, run_load
 from noria_client.progress import progress_line

@@ -8,6 +8,7 @@ import time
 from contextlib import aclosing
 
 import pytest
+
 from noria_client.client import AsyncClient, Client
 from noria_client.errors import ServerError
 from support.echo_server import VARIANTS

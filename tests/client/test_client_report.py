@@ -6,10 +6,11 @@ import json
 from io import StringIO
 
 import pytest
+from rich.console import Console
+
 from noria_client.load import Chunk, RequestRecord
 from noria_client.report import Distribution, comparison_table, summarise
 from noria_client.server_metrics import EngineCounters
-from rich.console import Console
 
 COUNTERS = EngineCounters(
     steps=10,

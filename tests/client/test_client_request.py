@@ -6,6 +6,7 @@ import json
 
 import grpc
 import pytest
+
 from noria_client import errors
 from noria_client.grpc_transport import to_message
 from noria_client.http_transport import to_body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from noria_client.errors import ServerError
 from noria_client.server_metrics import EngineCounters, Sample, engine_counters, metric_name, parse_metrics, scrape
 

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+
 from noria_client.workload import prompt_text, seed_workload
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from noria.engine.text import MAX_WINDOW, IncrementalText, TextTokenizer
 from support.byte_tokenizer import BOS, EOS, ByteTokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 BYTES = ByteTokenizer()
 EMOJI = "😀"
@@ -121,7 +122,7 @@ def split(data: bytes, sizes: Sequence[int]) -> list[bytes]:
 
 
 texts = st.text(st.sampled_from("ab .é世😀\ufffd\n"), max_size=40)
-stops = st.lists(st.text(st.sampled_from("ab .é世😀"), min_size=1, max_size=5), max_size=4)
+stops = st.lists(st.text(st.sampled_from("ab .é世😀\ufffd"), min_size=1, max_size=5), max_size=4)
 chunk_sizes = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
@@ -179,6 +180,11 @@ def test_a_first_word_loses_the_space_that_metaspace_drops() -> None:
     assert stream(METASPACE, METASPACE.ids(["▁the", "▁a", "b"]))[0] == ["the", " a", "b", ""]
 
 
+def test_ids_beyond_the_vocabulary_have_no_text_and_cost_later_words_nothing() -> None:
+    token_ids = METASPACE.ids(["▁a"]) + [METASPACE.vocab_size + 5] * 30 + METASPACE.ids(["▁the"])
+    assert "".join(stream(METASPACE, token_ids)[0]) == "a the"
+
+
 def test_byte_fallback_that_takes_back_characters_neither_repeats_nor_loses_any() -> None:
     """The decoder turns a whole run of bytes into U+FFFD when its end is bad: what was shown stays as it was."""
     tokens = [*(f"<0x{b:02X}>" for b in "世é".encode()), "<0xF0>", "▁a", "b"]
@@ -203,6 +209,7 @@ def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stop: list[st
     st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=5), max_size=3),
     st.integers(0, 12),
 )
+@example(["ab", "a"], ["b", "aba"], 2)
 def test_before_min_tokens_a_stop_string_is_ordinary_text(chunks: list[str], stop: list[str], min_tokens: int) -> None:
     text = "".join(chunks)
     expected: tuple[str, str | None] = (text, None)
@@ -221,6 +228,10 @@ def test_a_stop_string_may_be_complete_with_the_token_that_reaches_min_tokens() 
     token_ids = BYTES.encode("a.a.")
     assert stream(BYTES, token_ids, ["."], min_tokens=2) == (["a", ""], ".")
     assert stream(BYTES, token_ids, ["."], min_tokens=3) == (["a", ".", "a", ""], ".")
+
+
+def test_a_stop_string_that_comes_too_early_is_not_held_back() -> None:
+    assert stream(BYTES, BYTES.encode("abc"), ["ab", "longer"], min_tokens=3) == (["", "ab", "c", ""], None)
 
 
 def test_skipped_tokens_count_for_min_tokens() -> None:
@@ -315,6 +326,11 @@ def test_ferrox_124_a_character_split_over_tokens_is_whole() -> None:
 def test_a_character_that_is_never_completed_is_one_replacement_at_the_end() -> None:
     tokenizer = ChunkTokenizer([b"a", b"\xf0\x9f", b"\x98"])
     assert stream(tokenizer, range(3)) == (["a", "", "", "\ufffd"], None)
+
+
+def test_a_stop_string_may_end_with_the_replacement_of_a_character_that_was_never_completed() -> None:
+    tokenizer = ChunkTokenizer([b"xa", b"\xf0"])
+    assert stream(tokenizer, range(2), ["a\ufffd"]) == (["x", "", ""], "a\ufffd")
 
 
 def test_a_replacement_character_that_the_model_wrote_is_kept() -> None:

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from noria.kernels.linear import PackedLinear, PlainLinear, pack_linear
 
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+
 from noria.kernels import paged_attention
 from noria.kernels.paged_attention import AttentionRow, plan_attention
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from noria.kernels.rms_norm import rms_norm
 from noria.kernels.rope_kv_write import rope_kv_write, rotation
 from noria.kernels.swiglu import swiglu

@@ -11,9 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noria.kernels.sampling import WEIGHT_BITS, adjusted_scores, sample, splitmix64, token_weights, uniform
-from noria.sampling_params import SamplingParams
-from noria.scheduler_output import RowFailure, SampledToken, SamplingInput
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -24,6 +21,11 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from noria.kernels import sampling
+from noria.kernels.sampling import WEIGHT_BITS, _groups, adjusted_scores, sample, splitmix64, token_weights, uniform
+from noria.sampling_params import SamplingParams
+from noria.scheduler_output import RowFailure, SampledToken, SamplingInput
 
 VOCAB_SIZE = 997
 PROMPT = (3, 1, 4, 1, 5)
@@ -230,6 +232,17 @@ def test_the_hash_is_splitmix64() -> None:
     ]
 
 
+@pytest.mark.parametrize(("number", "token_id"), [(0.0, 4), (1 - 2.0**-53, 6)])
+@pytest.mark.parametrize("params", [{}, {"top_k": 7}, {"top_p": 0.999}], ids=str)
+def test_the_ends_of_the_unit_interval_draw_tokens_with_weight(
+    monkeypatch: pytest.MonkeyPatch, number: float, token_id: int, params: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sampling, "uniform", lambda seed, position: number)
+    logits = torch.full((1, 12), -math.inf)
+    logits[0, 4:7] = torch.tensor([1.0, 2.0, 0.5])
+    assert token_ids(sample(logits, [item(**params)])) == [token_id]
+
+
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31))
 def test_uniform_is_below_one_for_every_seed(seed: int, position: int) -> None:
     assert 0 <= uniform(seed, position) < 1
@@ -273,6 +286,17 @@ def test_weights_of_a_row_do_not_depend_on_the_others() -> None:
     batched = weights_of(logits, params)
     for row in range(len(MIXED)):
         assert torch.equal(batched[row : row + 1], weights_of(logits[row : row + 1], params[row : row + 1]))
+
+
+@pytest.mark.parametrize("vocab_size", [13, 997, 40001])
+def test_rows_drawn_side_by_side_as_on_a_gpu_give_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int
+) -> None:
+    logits = random_logits(len(MIXED), vocab_size)
+    logits[2] = torch.nan
+    one_by_one = sample(logits, MIXED)
+    monkeypatch.setattr(sampling, "_groups", lambda inputs, is_cuda: _groups(inputs, is_cuda=True))
+    assert sample(logits, MIXED) == one_by_one
 
 
 def test_seed_and_position_decide_the_token() -> None:

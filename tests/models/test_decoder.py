@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+
 from noria.kernels.ops import torch_kernels
 from noria.models.decoder import Decoder
 from noria.models.model_config import load_model_config

@@ -5,6 +5,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
+
 from noria.errors import ConfigError
 from noria.models.gguf_loader import TENSOR_TYPES, read_gguf
 from noria.models.model_config import ModelConfig

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from noria.errors import ConfigError
 from noria.models.model_config import load_model_config
 from noria.models.safetensors_loader import load_weights
 from noria.models.weights import check_weights, expected_weights
-from safetensors.torch import load_file, save_file
 from support.tiny_models import FAMILIES, tiny_model, tiny_model_dir
 
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -5,12 +5,13 @@ import json
 
 import pytest
 import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from noria.errors import ConfigError
 from noria.models.model_config import ModelConfig, load_model_config
 from noria.models.rope_scaling import LinearRopeScaling, Llama3RopeScaling, RopeFactors
 from support.tiny_models import FAMILIES, tiny_config, tiny_model_dir
-from transformers import AutoConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 LLAMA3 = {
     "rope_type": "llama3",

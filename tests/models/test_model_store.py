@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from noria.errors import ConfigError
 from noria.models import gguf_convert, model_store
 from noria.models.model_config import load_model_config
@@ -14,7 +16,6 @@ from noria.models.safetensors_loader import load_weights
 from noria.models.tokenizer import load_tokenizer
 from support.tiny_gguf import write_gguf
 from support.tiny_models import tiny_model, tiny_model_dir, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @pytest.fixture

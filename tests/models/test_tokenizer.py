@@ -4,10 +4,11 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from transformers import AutoTokenizer
+
 from noria.errors import ConfigError, InvalidRequest
 from noria.models.tokenizer import load_tokenizer
 from support.tiny_models import FAMILIES, save_tiny_tokenizer, tiny_model_dir
-from transformers import AutoTokenizer
 
 TEXTS = [
     "the other thing",

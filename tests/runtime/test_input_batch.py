@@ -1,4 +1,5 @@
 import torch
+
 from noria.kernels.paged_attention import AttentionRow
 from noria.runtime.input_batch import InputBatch
 from noria.sampling_params import SamplingParams

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from noria.errors import ConfigError
 from noria.models.model_config import ModelConfig
 from noria.runtime.kv_cache import KVCache, bytes_per_block

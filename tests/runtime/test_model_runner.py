@@ -2,13 +2,14 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.runtime.build import build_runner
 from noria.runtime.kv_cache import GIB, bytes_per_block
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import RowFailure, SampledToken, SamplingInput, ScheduledSequence, SchedulerOutput
-from safetensors.torch import load_file, save_file
 from support.tiny_models import tiny_model_dir
 
 POISONED_TOKEN = 77

@@ -1,4 +1,5 @@
 import pytest
+
 from noria.scheduling.block_pool import BlockPool
 
 

@@ -1,6 +1,7 @@
 """What the modes do, step by step, by exact numbers."""
 
 import pytest
+
 from noria.engine.metrics import StatsCounter
 from noria.errors import InvalidRequest, Overloaded
 from noria.scheduling.scheduler import Scheduler

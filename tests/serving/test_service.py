@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from noria.config import EngineConfig
 from noria.engine.build import EngineParts
 from noria.engine.engine import Engine

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import quantize
+
 from support.tiny_models import CHAT_TEMPLATE, SPECIAL_TOKENS, tiny_tokenizer
 
 _NAMES = {

@@ -107,7 +107,7 @@ class _CharacterStream:
 
     def _settle(self, text: str) -> None:
         """No character is open: the window becomes context, and the older part of it goes when it is long."""
-        if text == self._passed_on and (text or len(self._window) > MAX_WINDOW):
+        if text and text == self._passed_on:
             # a token without text behind others says nothing about later ones
             self._window.pop()
             return

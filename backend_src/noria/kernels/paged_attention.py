@@ -10,7 +10,7 @@ What depends only on the step is worked out once, in `plan_attention`, and share
 
 - `_SingleQueries`, decodes in float32 on a CPU: the block tables are the sparsity pattern of one matrix of all scores,
   which two sparse products read keys and values through in place. Nothing is gathered or padded.
-  SmolLM2-135M, 8 rows, 300 keys each, 30 layers, 2 cores: 8 ms, where gathering keys and values for SDPA takes 25 ms.
+  SmolLM2-135M, 8 rows, 300 keys each, 30 layers, 2 cores: 10 ms, where gathering keys and values for SDPA takes 25 ms.
 - `_GatheredRow`, everything else: the keys and values of one sequence are gathered, then torch's tiled attention runs
   on QUERY_TILE queries at a time, so that scores and masks stay small however long a prompt is.
 """
