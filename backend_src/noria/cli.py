@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -18,12 +19,13 @@ from typing import Any
 
 from noria.config import load_engine_config
 from noria.errors import ConfigError, NoriaError
+from noria.serving.machine import free_ports
 from noria.serving.server import (
     MODES,
     RunningServer,
     ServerOptions,
     default_repository,
-    free_ports,
+    engine_environment,
 )
 from noria_client.cli import add_chat, add_compare_arguments, add_generate, run_compare
 from noria_client.client import Client
@@ -112,11 +114,10 @@ def _run_serve(args: argparse.Namespace) -> int:
         metrics_port=args.metrics_port,
         extra_arguments=args.extra_arguments,
     )
-    _prepare_model(options)
-    server = RunningServer(options)
     # a plain kill of this process stops the server in order, as Ctrl-C does
     signal.signal(signal.SIGTERM, _interrupt)
-    with server:
+    _prepare_model(options)
+    with RunningServer(options) as server:
         print(f"noria: ready, mode {options.mode}: grpc {server.grpc_url}  http {server.http_url}", flush=True)
         return server.wait()
 
@@ -162,7 +163,8 @@ def _options(args: argparse.Namespace) -> ServerOptions:
     """What serve and compare have in common. Raises ConfigError for what would fail in the server's log otherwise."""
     engine: dict[str, Any] = dict(_key_value(text) for text in args.engine)
     if args.model is not None:
-        engine["model"] = args.model
+        # tritonserver runs in another directory
+        engine["model"] = str(Path(args.model).resolve()) if Path(args.model).exists() else args.model
     options = ServerOptions(args.repository or default_repository(), engine=engine)
     _engine_config(options)
     return options
@@ -179,7 +181,8 @@ def _key_value(text: str) -> tuple[str, Any]:
 
 
 def _engine_config(options: ServerOptions) -> Any:
-    return load_engine_config(options.repository / "llm" / "1" / "engine.json", environment=json.dumps(options.engine))
+    path = options.repository / "llm" / "1" / "engine.json"
+    return load_engine_config(path, environment=engine_environment(options.engine, os.environ))
 
 
 def _prepare_model(options: ServerOptions) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,12 @@ class EngineConfig:
             raise ConfigError(f"model must be {EMBEDDED_MODEL!r}, a Hugging Face directory or a .gguf file, not empty")
 
 
+def default_cache_dir() -> Path:
+    """Where converted models and other things that can be made again are kept, unless cache_dir says otherwise."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "noria"
+
+
 def load_engine_config(
     path: Path | None, parameters: Mapping[str, str] | None = None, environment: str | None = None
 ) -> EngineConfig:
@@ -106,15 +113,16 @@ def load_engine_config(
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from None
-        values |= _read(str(path), _decode_object(str(path), text))
+        values |= _read(str(path), decode_object(str(path), text))
     if parameters:
         values |= _read("the config's parameters", dict(parameters))
     if environment:
-        values |= _read(ENVIRONMENT_VARIABLE, _decode_object(ENVIRONMENT_VARIABLE, environment))
+        values |= _read(ENVIRONMENT_VARIABLE, decode_object(ENVIRONMENT_VARIABLE, environment))
     return EngineConfig(**values)
 
 
-def _decode_object(source: str, text: str) -> dict[str, Any]:
+def decode_object(source: str, text: str) -> dict[str, Any]:
+    """A JSON object from `text`. Raises ConfigError naming `source`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

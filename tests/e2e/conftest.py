@@ -1,4 +1,4 @@
-"""Real tritonservers with the real model, one for each config, started when first asked for and kept for the session."""
+"""Real tritonservers with the real model, one for each config, started when first asked for, then kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from noria.serving.server import RunningServer, ServerOptions, default_repository, free_ports
+from noria.serving.machine import free_ports
+from noria.serving.server import RunningServer, ServerOptions, default_repository
 
 HOST = "127.0.0.1"
 StartServer = Callable[..., RunningServer]
@@ -15,7 +16,7 @@ StartServer = Callable[..., RunningServer]
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """A function from a config's name and overrides of engine.json to a ready server, the same one for the same words."""
+    """A function from a config's name and overrides of engine.json to a ready server, one for the same words."""
     folder = tmp_path_factory.mktemp("servers")
     with ExitStack() as stack:
         running: dict[str, RunningServer] = {}

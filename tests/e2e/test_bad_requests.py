@@ -1,5 +1,7 @@
 """Bad input on the real server: an error that names the field, and nothing else is lost."""
 
+import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 from noria.serving.server import RunningServer
 from noria_client.server_metrics import parse_metrics
-from support.raw_triton import RawResponse, RawStream, text_inputs
+from support.raw_triton import RawStream, text_inputs
 
 PROMPT = "The capital of France is"
 GREEDY = {"max_tokens": 6, "temperature": 0}
@@ -42,7 +44,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture
 def neighbour(any_mode: RunningServer) -> Iterator[RawStream]:
     """A request that is under way while bad ones come, and must not notice."""
-    stream = RawStream(any_mode.grpc_url, text_inputs(PROMPT, GREEDY | {"max_tokens": 40, "ignore_eos": True}, stream=True))
+    stream = RawStream(
+        any_mode.grpc_url, text_inputs(PROMPT, GREEDY | {"max_tokens": 40, "ignore_eos": True}, stream=True)
+    )
     first = stream.next()
     yield stream
     rest = stream.all()
@@ -52,14 +56,11 @@ def neighbour(any_mode: RunningServer) -> Iterator[RawStream]:
 
 
 def test_each_bad_request_is_answered_by_name(any_mode: RunningServer, neighbour: RawStream) -> None:
-    # one after the other: static collects a batch for half a second each time, so all are sent before any is read
+    # all are sent before any is read: static takes half a second to form a batch
     streams = {name: RawStream(any_mode.grpc_url, inputs) for name, (inputs, _) in BAD.items()}
-    answers: dict[str, RawResponse] = {name: stream.next() for name, stream in streams.items()}
-    wrong = {
-        name: answer
-        for name, answer in answers.items()
-        if answer.error is None or BAD[name][1] not in answer.error or not streams[name].next().is_final
-    }
+    answers = {name: stream.all() for name, stream in streams.items()}
+    assert {name: len(responses) for name, responses in answers.items()} == dict.fromkeys(BAD, 1)
+    wrong = {name: answer for name, (answer,) in answers.items() if BAD[name][1] not in (answer.error or "")}
     assert not wrong
     (after,) = RawStream(any_mode.grpc_url, text_inputs(PROMPT, GREEDY)).all()
     assert "Paris" in after.outputs["text_output"][0]
@@ -67,7 +68,7 @@ def test_each_bad_request_is_answered_by_name(any_mode: RunningServer, neighbour
 
 def test_a_missing_or_mistyped_tensor_is_refused_by_triton_itself(any_mode: RunningServer) -> None:
     for inputs, message in (({"stream": True}, "text_input"), ({"text_input": PROMPT, "stream": 3}, "stream")):
-        answer = RawStream(any_mode.grpc_url, inputs).next()
+        (answer,) = RawStream(any_mode.grpc_url, inputs).all()
         assert answer.error is not None
         assert message in answer.error
 
@@ -75,19 +76,16 @@ def test_a_missing_or_mistyped_tensor_is_refused_by_triton_itself(any_mode: Runn
 def test_a_prompt_longer_than_the_pool_or_a_limit_is_refused_by_its_number(start_server: Any) -> None:
     server = start_server("inflight", num_kv_blocks=8, max_prompt_len=60, max_output_len=50)
     for text, sampling, message in (
-        ("word " * 61, GREEDY, "text_input has 61 tokens; this model takes at most 60"),
+        (("word " * 61).strip(), GREEDY, "text_input has 61 tokens; this model takes at most 60"),
         ("word", {"max_tokens": 51}, "max_tokens must be from 1 to 50"),
         ("word " * 100, {"max_tokens": 40}, "this model takes at most 60"),
     ):
-        answer = RawStream(server.grpc_url, text_inputs(text, sampling)).next()
+        (answer,) = RawStream(server.grpc_url, text_inputs(text, sampling)).all()
         assert answer.error is not None
         assert message in answer.error
 
 
 def test_nothing_is_left_behind(any_mode: RunningServer) -> None:
-    import time
-    import urllib.request
-
     time.sleep(0.5)
     with urllib.request.urlopen(f"http://{any_mode.metrics_address}/metrics", timeout=10) as response:
         samples = {sample.name: sample.value for sample in parse_metrics(response.read().decode())}

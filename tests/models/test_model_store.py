@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from noria.config import default_cache_dir
 from noria.errors import ConfigError
 from noria.models import gguf_convert, model_store
 from noria.models.model_config import load_model_config
-from noria.models.model_store import default_cache_dir, embedded_model_path, resolve_model
+from noria.models.model_store import embedded_model_path, resolve_model
 from noria.models.safetensors_loader import load_weights
 from noria.models.tokenizer import load_tokenizer
 from support.tiny_gguf import write_gguf

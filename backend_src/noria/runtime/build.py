@@ -13,12 +13,12 @@ import torch
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.kernels.ops import torch_kernels
-from noria.kernels.sampling import sample
 from noria.models.decoder import Decoder
 from noria.models.model_config import ModelConfig, load_model_config
 from noria.models.safetensors_loader import load_weights
 from noria.runtime.kv_cache import GIB, KVCache, bytes_per_block
 from noria.runtime.model_runner import ModelRunner
+from noria.runtime.sampling import sample
 
 # bfloat16 and float16 work on a CPU too and halve the memory, but are slower there than float32 without AMX or AVX-512
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

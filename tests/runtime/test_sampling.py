@@ -22,8 +22,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from noria.kernels import sampling
-from noria.kernels.sampling import WEIGHT_BITS, _groups, adjusted_scores, sample, splitmix64, token_weights, uniform
+from noria.runtime import sampling
+from noria.runtime.sampling import WEIGHT_BITS, _groups, adjusted_scores, sample, splitmix64, token_weights, uniform
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import RowFailure, SampledToken, SamplingInput
 

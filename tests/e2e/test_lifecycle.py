@@ -1,0 +1,104 @@
+"""Clients that leave, deadlines, unloads: on the real server every block comes back, in every mode and state."""
+
+import http.client
+import json
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+import tritonclient.grpc as grpcclient
+
+from noria.serving.server import RunningServer
+from noria_client.server_metrics import parse_metrics
+from support.raw_triton import RawStream, text_inputs
+
+PROMPT = "The capital of France is"
+LONG = {"max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+SHORT = {"max_tokens": 5, "temperature": 0}
+
+
+def gauge(server: RunningServer, name: str) -> float:
+    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10) as response:
+        samples = parse_metrics(response.read().decode())
+    return next(sample.value for sample in samples if sample.name == name)
+
+
+def wait_until_idle(server: RunningServer, timeout_s: float = 10.0) -> None:
+    """Long before 2,000 tokens could have been generated."""
+    deadline = time.monotonic() + timeout_s
+    names = ("noria_num_requests_running", "noria_num_requests_waiting", "noria_kv_blocks_held")
+    while values := {name: value for name in names if (value := gauge(server, name))}:
+        assert time.monotonic() < deadline, f"still held: {values}"
+        time.sleep(0.05)
+
+
+def answer(server: RunningServer) -> str:
+    (response,) = RawStream(server.grpc_url, text_inputs(PROMPT, SHORT)).all()
+    return str(response.outputs["text_output"][0])
+
+
+def test_a_grpc_cancel_while_decoding_frees_everything(any_mode: RunningServer) -> None:
+    stream = RawStream(any_mode.grpc_url, text_inputs(PROMPT, LONG, stream=True))
+    stream.next()
+    stream.cancel()
+    wait_until_idle(any_mode)
+    assert "Paris" in answer(any_mode)
+
+
+def test_a_grpc_cancel_of_an_answer_that_is_not_streamed_frees_everything(any_mode: RunningServer) -> None:
+    stream = RawStream(any_mode.grpc_url, text_inputs(PROMPT, LONG))
+    assert not stream.has_more(1.5)
+    stream.cancel()
+    wait_until_idle(any_mode)
+
+
+def test_requests_that_wait_for_a_slot_can_leave_and_those_behind_them_are_served(start_server: Any) -> None:
+    server = start_server("inflight")
+    running = [RawStream(server.grpc_url, text_inputs(PROMPT, LONG, stream=True)) for _ in range(8)]
+    for stream in running:
+        stream.next()
+    waiting = [RawStream(server.grpc_url, text_inputs(PROMPT, LONG, stream=True)) for _ in range(3)]
+    time.sleep(0.5)
+    assert gauge(server, "noria_num_requests_waiting") == 3
+    for stream in [*waiting, *running[:2]]:
+        stream.cancel()
+    assert "Paris" in answer(server)
+    for stream in running[2:]:
+        stream.cancel()
+    wait_until_idle(server)
+
+
+@pytest.mark.parametrize("endpoint", ["generate_stream", "generate"])
+def test_an_http_client_that_disconnects_frees_everything(any_mode: RunningServer, endpoint: str) -> None:
+    host, port = any_mode.http_url.split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    body = {"text_input": PROMPT, "stream": endpoint == "generate_stream"} | LONG
+    connection.request("POST", f"/v2/models/llm/{endpoint}", json.dumps(body))
+    time.sleep(2.0)
+    assert gauge(any_mode, "noria_kv_blocks_held") > 0
+    connection.close()
+    wait_until_idle(any_mode)
+
+
+def test_a_deadline_ends_a_request_with_an_error_of_its_own(any_mode: RunningServer) -> None:
+    stream = RawStream(any_mode.grpc_url, text_inputs(PROMPT, LONG, stream=True), timeout_us=1_500_000)
+    last = stream.all()[-1]
+    assert last.error == "the request's timeout passed before it was done"
+    wait_until_idle(any_mode)
+
+
+def test_an_unload_ends_live_streams_with_an_error_and_a_load_after_it_serves_again(any_mode: RunningServer) -> None:
+    client = grpcclient.InferenceServerClient(any_mode.grpc_url)
+    streams = [RawStream(any_mode.grpc_url, text_inputs(PROMPT, LONG, stream=True)) for _ in range(2)]
+    for stream in streams:
+        stream.next()
+    client.unload_model("llm")
+    for stream in streams:
+        assert stream.all()[-1].error == "the model is being unloaded"
+    deadline = time.monotonic() + 20
+    while client.get_model_repository_index().models[0].state != "UNAVAILABLE":
+        assert time.monotonic() < deadline, "the model is not unloaded"
+        time.sleep(0.1)
+    client.load_model("llm")
+    assert "Paris" in answer(any_mode)
