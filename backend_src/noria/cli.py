@@ -11,13 +11,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from noria.config import load_engine_config
+from noria.config import EngineConfig, load_engine_config
 from noria.errors import ConfigError, NoriaError
 from noria.serving.machine import free_ports
 from noria.serving.server import (
@@ -30,6 +30,8 @@ from noria.serving.server import (
 from noria_client.cli import add_chat, add_compare_arguments, add_generate, run_compare
 from noria_client.client import Client
 from noria_client.compare import ServerUrls
+from noria_client.report import ModeResult
+from noria_client.workload import Workload
 
 DEMO_QUESTION = "In three sentences: why does a water wheel turn?"
 DEMO_SCALE = 0.2
@@ -84,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_compare_arguments(compare)
     _add_engine_arguments(compare)
+    compare.add_argument(
+        "--engine-alone",
+        action="store_true",
+        help="measure the in-flight engine without a server too, as a last column",
+    )
     compare.set_defaults(run=_run_compare)
     demo = subparsers.add_parser(
         "demo",
@@ -130,7 +137,18 @@ def _run_compare(args: argparse.Namespace) -> int:
     options = _options(args)
     _prepare_model(options)
     with _server_starter(options) as start_server:
-        return run_compare(args, start_server)
+        return run_compare(args, start_server, measure_engine=_engine_measurer(options) if args.engine_alone else None)
+
+
+def _engine_measurer(options: ServerOptions) -> Callable[[Workload], ModeResult]:
+    def measure(workload: Workload) -> ModeResult:
+        # as in the stub, and before torch is loaded; see serving.server.server_environment
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from noria.offline import run_offline
+
+        return run_offline(_engine_config(options), workload, _say)
+
+    return measure
 
 
 def _run_demo(_: argparse.Namespace) -> int:
@@ -180,7 +198,7 @@ def _key_value(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def _engine_config(options: ServerOptions) -> Any:
+def _engine_config(options: ServerOptions) -> EngineConfig:
     path = options.repository / "llm" / "1" / "engine.json"
     return load_engine_config(path, environment=engine_environment(options.engine, os.environ))
 

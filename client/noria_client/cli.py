@@ -21,7 +21,7 @@ from noria_client.compare import ServerUrls, compare
 from noria_client.errors import ServerError
 from noria_client.report import ModeResult, comparison_table
 from noria_client.text_request import Prompt
-from noria_client.workload import seed_workload
+from noria_client.workload import Workload, seed_workload
 
 DEFAULT_URLS = {"grpc": "localhost:8001", "http": "localhost:8000"}
 MODES = ("static", "dynamic", "inflight")
@@ -138,21 +138,28 @@ def run_compare(
     args: argparse.Namespace,
     start_server: Callable[[str], AbstractContextManager[ServerUrls]],
     model: str = DEFAULT_MODEL,
+    measure_engine: Callable[[Workload], ModeResult] | None = None,
 ) -> int:
-    """Measures, prints the table and writes the JSON. Returns 1 if requests failed, 130 after Ctrl-C, otherwise 0."""
+    """Measures, prints the table and writes the JSON. Returns 1 if requests failed, 130 after Ctrl-C, otherwise 0.
+
+    measure_engine: measures what can be had without a server, as a last column.
+    """
     workload = seed_workload(args.num_requests, args.scale, args.workload_seed)
     try:
         results = compare(args.modes, start_server, workload, model=model, concurrency=args.concurrency)
     except ServerError as error:
         print(error_line(error), file=sys.stderr)
         return 1
+    is_complete = len(results) == len(args.modes) and not any(result.is_interrupted for result in results)
+    if measure_engine is not None and is_complete:
+        results.append(measure_engine(workload))
     if args.json == "-":
         print(results_json(results))
     elif results:
         Console().print(comparison_table(results))
     if args.json not in (None, "-"):
         Path(args.json).write_text(results_json(results) + "\n")
-    if len(results) < len(args.modes) or any(result.is_interrupted for result in results):
+    if not is_complete:
         return INTERRUPTED
     return 1 if any(result.num_errors for result in results) else 0
 

@@ -24,7 +24,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
         def start(mode: str, **engine: object) -> RunningServer:
             key = f"{mode} {sorted(engine.items())}"
             if key not in running:
-                http_port, grpc_port, metrics_port = free_ports(HOST)
+                http_port, grpc_port, metrics_port = free_ports(HOST, (0, 0, 0))
                 options = ServerOptions(
                     default_repository(),
                     mode,

@@ -5,6 +5,7 @@ The numbers are set where a user sets them, in a copy of the pbtxt files.
 
 import re
 import shutil
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -41,7 +42,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
                 text, count = re.subn(pattern, value, text)
                 assert count == 1
             path.write_text(text)
-            http_port, grpc_port, metrics_port = free_ports(HOST)
+            http_port, grpc_port, metrics_port = free_ports(HOST, (0, 0, 0))
             engine = {"model": str(model), "kv_cache_gib": 0.05}
             options = ServerOptions(repository, mode, HOST, http_port, grpc_port, metrics_port, engine)
             return stack.enter_context(RunningServer(options, tmp_path / "server.log"))
@@ -67,9 +68,11 @@ def metrics(server: RunningServer) -> dict[str, float]:
 
 
 def settled_metrics(server: RunningServer) -> dict[str, float]:
-    """Once the server has published that it is idle."""
-    while (now := metrics(server)).get("num_requests_running") or now.get("kv_blocks_held"):
-        pass
+    """Once they no longer change: the server publishes four times a second while it works, and at the end."""
+    before, now = {}, metrics(server)
+    while now != before:
+        time.sleep(0.6)
+        before, now = now, metrics(server)
     return now
 
 

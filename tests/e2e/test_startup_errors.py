@@ -26,7 +26,7 @@ def repository_copy(tmp_path: Path) -> Path:
 
 
 def startup_error(tmp_path: Path, repository: Path, **engine: Any) -> str:
-    http_port, grpc_port, metrics_port = free_ports(HOST)
+    http_port, grpc_port, metrics_port = free_ports(HOST, (0, 0, 0))
     options = ServerOptions(repository, "inflight", HOST, http_port, grpc_port, metrics_port, engine)
     with pytest.raises(EngineFailure) as caught, RunningServer(options, tmp_path / "server.log"):
         pass
@@ -70,7 +70,7 @@ def test_a_bad_model_names_its_file(tmp_path: Path) -> None:
     weights.unlink()
     assert "model.safetensors" in startup_error(tmp_path, default_repository(), model=str(model))
     (model / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
-    assert "gpt2" in startup_error(tmp_path, default_repository(), model=str(model))
+    assert "GPT2LMHeadModel" in startup_error(tmp_path, default_repository(), model=str(model))
     missing = tmp_path / "nowhere.gguf"
     assert str(missing) in startup_error(tmp_path, default_repository(), model=str(missing))
 
@@ -85,7 +85,7 @@ def test_tritonserver_alone_serves_the_repository_in_the_environment_that_the_re
     """No launcher: the virtual environment first on PATH, the wheel's libraries, the backend directory."""
     model = tiny_model_dir(tmp_path / "model", "qwen2")
     install = find_triton(default_cache_dir())
-    http_port, grpc_port, metrics_port = free_ports(HOST)
+    http_port, grpc_port, metrics_port = free_ports(HOST, (0, 0, 0))
     environment = os.environ | {
         "PATH": os.pathsep.join([str(Path(os.sys.executable).parent), os.environ["PATH"]]),  # type: ignore[attr-defined]
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, install.library_path)),
@@ -103,7 +103,9 @@ def test_tritonserver_alone_serves_the_repository_in_the_environment_that_the_re
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         # only to wait for a server that is already running
-        waiter = RunningServer(ServerOptions(default_repository(), "static", HOST, http_port, grpc_port, metrics_port))
+        waiter = RunningServer(
+            ServerOptions(default_repository(), "static", HOST, http_port, grpc_port, metrics_port, server_id="triton")
+        )
         waiter._process = process
         waiter.wait_until_ready()
         (response,) = RawStream(f"{HOST}:{grpc_port}", text_inputs("hello", {"max_tokens": 3})).all()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-RESPONSE_TIMEOUT_S = 120.0
+RESPONSE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

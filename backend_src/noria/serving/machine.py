@@ -35,10 +35,10 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def free_ports(host: str, preferred: Sequence[int] = (8000, 8001, 8002)) -> tuple[int, int, int]:
-    """Three free ports, the preferred ones where they are free."""
+    """Three free ports, the preferred ones where they are free; 0 prefers none."""
     chosen: list[int] = []
     for port in preferred:
-        while port in chosen or not _is_free(host, port):
+        while port == 0 or port in chosen or not _is_free(host, port):
             with closing(socket.socket()) as probe:
                 probe.bind((host, 0))
                 port = probe.getsockname()[1]

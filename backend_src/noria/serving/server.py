@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +29,10 @@ STOP_TIMEOUT_S = 45.0
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What to serve and where. engine: overrides for engine.json. extra_arguments go to tritonserver as they are."""
+    """What to serve and where. engine: overrides for engine.json. extra_arguments go to tritonserver as they are.
+
+    server_id: what the server calls itself, by which it is told from another one on the same port.
+    """
 
     repository: Path
     mode: str = "inflight"
@@ -37,6 +42,7 @@ class ServerOptions:
     metrics_port: int = 8002
     engine: Mapping[str, object] = field(default_factory=dict)
     extra_arguments: Sequence[str] = ()
+    server_id: str = field(default_factory=lambda: f"noria-{uuid.uuid4().hex[:12]}")
 
 
 def default_repository() -> Path:
@@ -60,6 +66,7 @@ def server_command(options: ServerOptions, install: TritonInstall) -> list[str]:
         str(install.binary),
         f"--model-repository={options.repository.resolve()}",
         f"--model-config-name={options.mode}",
+        f"--id={options.server_id}",
         "--disable-auto-complete-config",
     ]
     for service, port in (("http", options.http_port), ("grpc", options.grpc_port), ("metrics", options.metrics_port)):
@@ -194,15 +201,23 @@ class RunningServer:
     def _is_ready(self) -> bool:
         # a proxy that the environment names is not for a server of our own
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        base = f"http://{self.http_url}/v2"
         try:
-            with opener.open(f"http://{self.http_url}/v2/health/ready", timeout=2) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
+            with opener.open(base, timeout=2) as response:
+                is_ours = json.loads(response.read())["name"] == self.options.server_id
+            with opener.open(f"{base}/health/ready", timeout=2) as response:
+                return is_ours and response.status == 200
+        except (urllib.error.URLError, OSError, ValueError):
             return False
 
     def _log_excerpt(self, num_lines: int = 15) -> str:
+        """Why the model did not load, if the log says so; else the log's last errors."""
         if self.log_path is None:
             return "see its output above"
-        lines = self.log_path.read_text(errors="replace").splitlines()
+        text = self.log_path.read_text(errors="replace")
+        reason = re.search(r"failed to load '[^']*' version \d+: \w+: (.*?)(\\n|\"$)", text, re.MULTILINE)
+        if reason is not None:
+            return reason[1]
+        lines = text.splitlines()
         wanted = [line for line in lines if "rror" in line or line.startswith("E")]
         return "\n".join((wanted or lines)[-num_lines:])

@@ -17,6 +17,7 @@ from noria.engine.build import EngineParts, build_engine
 from noria.engine.engine_loop import EngineLoop
 from noria.errors import ConfigError, EngineFailure, NoriaError
 from noria.sequence import Request
+from noria.serving.parent_watch import watch_parent
 from noria.serving.prompt import PromptEncoder
 from noria.serving.reply import Reply
 from noria.serving.response_writer import DecoupledSink, ResponseWriter, UnarySink, refuse
@@ -68,6 +69,7 @@ class GenerationService:
         """Load the model and start the threads. Raises ConfigError."""
         logging.basicConfig(level=logging.INFO, format="noria %(levelname)s %(name)s: %(message)s")
         config, mode = read_configs(model_config, engine_json, os.environ.get(ENVIRONMENT_VARIABLE))
+        watch_parent()
         parts = build_engine(config, progress=log.info)
         return cls(parts, mode, TritonMetrics(model_name, model_version), UnloadWatch(model_name))
 

@@ -1,0 +1,82 @@
+"""The engine without a server, under the client's workload: the difference to a served run is what serving costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from noria.config import EngineConfig
+from noria.engine.build import EngineParts, build_engine
+from noria.engine.outputs import EngineStats
+from noria.sampling_params import SamplingParams, sampling_params_from
+from noria.sequence import Request
+from noria_client.load import Chunk, RequestRecord
+from noria_client.report import ModeResult, summarise
+from noria_client.server_metrics import EngineCounters
+from noria_client.workload import Workload
+
+MODE_NAME = "engine alone"
+
+
+def run_offline(config: EngineConfig, workload: Workload, progress: Callable[[str], None]) -> ModeResult:
+    """All items at once through the engine in this process, in the mode of `config`. Raises ConfigError."""
+    parts = build_engine(config, progress)
+    sampling = sampling_params_from(workload.sampling)
+    _run(parts, [_request(parts, config, 0, workload.items[0].prompt, replace(sampling, max_tokens=8))])
+    before = parts.engine.stats()
+    requests = [
+        _request(parts, config, index, item.prompt, replace(sampling, max_tokens=item.max_tokens))
+        for index, item in enumerate(workload.items, start=1)
+    ]
+    records = _run(parts, requests)
+    counters = _counters(parts.engine.stats()) - _counters(before)
+    return summarise(MODE_NAME, len(records), records, counters)
+
+
+def _request(parts: EngineParts, config: EngineConfig, index: int, prompt: str, params: SamplingParams) -> Request:
+    token_ids = tuple(parts.tokenizer.encode(prompt))
+    parts.limits.check(token_ids, params)
+    stop_token_ids = frozenset() if params.ignore_eos else frozenset(parts.eos_token_ids)
+    # in a closed mode, batches of consecutive items, as Triton would form them
+    batch_id = (index - 1) // config.max_num_seqs
+    return Request(index, token_ids, params, seed=params.seed or 0, stop_token_ids=stop_token_ids, batch_id=batch_id)
+
+
+def _run(parts: EngineParts, requests: list[Request]) -> list[RequestRecord]:
+    engine = parts.engine
+    chunks: dict[int, list[Chunk]] = {request.request_id: [] for request in requests}
+    ended: dict[int, tuple[float, str | None]] = {}
+    sent_s = time.monotonic()
+    outputs = [output for request in requests for output in engine.add(request)]
+    while outputs or engine.has_work:
+        now = time.monotonic()
+        for output in outputs:
+            if output.tokens:
+                chunks[output.request_id].append(Chunk(now, len(output.tokens)))
+            if output.finish_reason is not None:
+                ended[output.request_id] = (now, str(output.error) if output.error else None)
+        outputs = engine.step()
+    return [
+        RequestRecord(
+            request.request_id,
+            sent_s,
+            ended[request.request_id][0],
+            len(request.prompt_token_ids),
+            tuple(chunks[request.request_id]),
+            ended[request.request_id][1],
+        )
+        for request in requests
+    ]
+
+
+def _counters(stats: EngineStats) -> EngineCounters:
+    return EngineCounters(
+        steps=stats.num_steps,
+        slot_steps=stats.num_slot_steps,
+        useful_slot_steps=stats.num_useful_slot_steps,
+        rows=stats.num_rows,
+        kv_allocated_slot_steps=stats.num_kv_allocated_slot_steps,
+        kv_live_slot_steps=stats.num_kv_live_slot_steps,
+        preemptions=stats.num_preemptions,
+    )
