@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name
 
 from noria.cli import _parser as cli_parser
 from noria.config import load_engine_config
-from noria.serving.server import MIN_SHM_BYTES, READY_TIMEOUT_S, STOP_TIMEOUT_S, ServerOptions, check_mode
+from noria.serving.machine import MIN_SHM_BYTES
+from noria.serving.server import READY_TIMEOUT_S, STOP_TIMEOUT_S, ServerOptions, check_mode
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = {"s": 1, "m": 60}

@@ -11,6 +11,8 @@ from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
 
 HOST = "127.0.0.1"
+# room for the longest sequence of the model; several servers live side by side
+KV_CACHE_GIB = 0.5
 StartServer = Callable[..., RunningServer]
 
 
@@ -31,7 +33,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
                     http_port=http_port,
                     grpc_port=grpc_port,
                     metrics_port=metrics_port,
-                    engine=engine,
+                    engine={"kv_cache_gib": KV_CACHE_GIB} | engine,
                     extra_arguments=["--model-control-mode=explicit", "--load-model=llm"],
                 )
                 server = RunningServer(options, folder / f"{len(running)}.log")
