@@ -301,10 +301,14 @@ def test_a_cancelled_request_frees_its_blocks_and_its_neighbour_goes_on(any_mode
     leaver = any_mode.request("a", sampling={"max_tokens": 100}, stream=True)
     stayer = any_mode.request("a", sampling={"max_tokens": 100})
     leaver.sender.cancelled = True
+    thread = threading.Thread(target=any_mode.service.execute, args=([leaver, stayer],))
+    thread.start()
+    wait_until(lambda: leaver.sender.num_finals == 1)
     any_mode.runner.gate.set()
-    left, stayed = any_mode.ask(leaver, stayer)
-    assert left[-1].error().code() == TritonError.CANCELLED
-    assert len(text_of(stayed)) == 101
+    thread.join(TIMEOUT_S)
+    wait_until(lambda: stayer.sender.num_finals == 1)
+    assert leaver.sender.responses[-1].error().code() == TritonError.CANCELLED
+    assert len(text_of(stayer.sender.responses)) == 101
     wait_until(lambda: any_mode.engine.stats().num_kv_blocks_held == 0)
 
 
