@@ -8,7 +8,7 @@ import pytest
 from noria.config import EngineConfig, load_engine_config
 from noria.errors import ConfigError
 from noria.serving.server import MODES, default_repository
-from noria.serving.service import read_configs
+from noria.serving.service import check_numpy, read_configs
 
 LLM = default_repository() / "llm"
 
@@ -45,7 +45,10 @@ def test_null_takes_a_limit_away_and_only_where_there_may_be_none(tmp_path: Path
         ('{"batching_mode": "continuous"}', "batching_mode must be one of inflight, static, dynamic"),
         ('{"model": 7}', "model must be a string, not 7"),
         ('{"model": ""}', "model must be 'embedded'"),
-        ('{"max_num_seqs": 64, "max_num_batched_tokens": 32}', "max_num_batched_tokens .32. must be at least max_num_seqs"),
+        (
+            '{"max_num_seqs": 64, "max_num_batched_tokens": 32}',
+            "max_num_batched_tokens .32. must be at least",
+        ),
         ("[]", "engine.json must hold a JSON object, not list"),
         ('{"model": ', "engine.json is not valid JSON"),
     ],
@@ -87,6 +90,12 @@ def test_in_a_closed_mode_the_slots_are_the_maximal_batch_size() -> None:
     assert config.max_num_seqs == 6
     assert mode.is_closed
     assert mode.is_batched
+
+
+def test_a_numpy_that_damages_strings_is_refused() -> None:
+    check_numpy("1.26.4")
+    with pytest.raises(ConfigError, match=r"numpy must be below 2 in Triton's stub, not 2\.4\.6"):
+        check_numpy("2.4.6")
 
 
 def test_what_cannot_work_together_is_refused() -> None:

@@ -7,6 +7,7 @@ import transformers
 from noria.kernels.ops import torch_kernels
 from noria.models.decoder import Decoder
 from noria.models.model_config import load_model_config
+from noria.models.model_store import resolve_model
 from noria.models.safetensors_loader import load_weights
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache
@@ -143,3 +144,9 @@ def test_half_precision_stays_near_float32(dtype, tmp_path):
     assert logits.dtype == torch.float32
     scale = exact.abs().max()
     assert (logits - exact[8:10]).abs().max() < 0.05 * scale
+
+
+def test_logits_of_the_embedded_model_are_those_of_transformers():
+    model = Model(resolve_model("embedded", None, "float32", print))
+    for start, end in ((0, 40), (40, 56), (56, 70)):
+        model.check(model.step(row(PROMPT[start:end], start))[0], end - 1)

@@ -39,7 +39,8 @@ def test_a_taken_port_is_named_and_free_ports_go_around_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ports", "message"), [((0, 1), "--a must be from 1 to 65535, not 0"), ((9000, 9000), "must differ, not 9000, 9000")]
+    ("ports", "message"),
+    [((0, 1), "--a must be from 1 to 65535, not 0"), ((9000, 9000), "must differ, not 9000")],
 )
 def test_impossible_ports_are_named(ports: tuple[int, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

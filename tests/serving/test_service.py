@@ -215,11 +215,13 @@ def test_a_model_that_is_not_decoupled_returns_its_responses_in_order() -> None:
         fixture.request("a", sampling={"max_tokens": 2}),
         fixture.request("a", sampling={"max_tokens": 0}),
         fixture.request("m", sampling={"max_tokens": 1}),
+        fixture.request("m", stream=True),
     ]
     responses = fixture.service.execute(requests)
     assert responses is not None
     assert [flat(responses[index].value("text_output")) for index in (0, 2)] == [b"abc", b"mn"]
-    assert responses[1].error().code() == TritonError.INVALID_ARG
+    assert responses[1].error().code() == responses[3].error().code() == TritonError.INVALID_ARG
+    assert responses[3].error().message().startswith("stream must be false")
     fixture.service.close()
 
 

@@ -1,14 +1,12 @@
 """Starts a real tritonserver with the echo model in every shape that the client must know.
 
-Knows where tritonserver lies in the nvidia-pytriton wheel; knows nothing of Noria's own model.
+Knows nothing of Noria's own model.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from noria.serving.machine import free_ports
+from noria.serving.triton_install import find_triton
 
 ECHO_FILES = Path(__file__).parent / "echo_repository"
 # name: (max_batch_size, is decoupled)
@@ -59,15 +60,15 @@ def build_repository(folder: Path) -> None:
 def running_echo_server(folder: Path) -> Iterator[EchoServer]:
     """A server on free loopback ports, stopped at the end; `folder` takes its repository, backend and log."""
     build_repository(folder / "models")
-    wheel = _wheel_folder()
-    backends = _link_backend(wheel, folder / "backends")
-    ports = {kind: _free_port() for kind in ("http", "grpc", "metrics")}
-    command = [str(wheel / "tritonserver/bin/tritonserver"), f"--model-repository={folder / 'models'}"]
-    command += [f"--backend-directory={backends}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
+    install = find_triton(folder)
+    ports = dict(zip(("http", "grpc", "metrics"), free_ports("127.0.0.1", (0, 0, 0)), strict=True))
+    command = [str(install.binary), f"--model-repository={folder / 'models'}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
+    if install.backend_directory is not None:
+        command.append(f"--backend-directory={install.backend_directory}")
     for kind, port in ports.items():
         command += [f"--{kind}-port={port}", f"--{kind}-address=127.0.0.1"]
     environment = os.environ | {
-        "LD_LIBRARY_PATH": str(wheel.parent / "nvidia_pytriton.libs"),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, install.library_path)),
         # the stub is an isolated interpreter: it finds site-packages through the first python3 on PATH, not PYTHONPATH
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
@@ -91,31 +92,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _wheel_folder() -> Path:
-    spec = importlib.util.find_spec("pytriton")
-    assert spec is not None, "the nvidia-pytriton wheel, which carries tritonserver, is not installed"
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def _link_backend(wheel: Path, folder: Path) -> Path:
-    """The Python backend with the stub of this Python, as a backend directory."""
-    python = folder / "python"
-    python.mkdir(parents=True)
-    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
-        (python / name).symlink_to(wheel / "tritonserver/backends/python" / name)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = "triton_python_backend_stub"
-    (python / stub).symlink_to(wheel / "tritonserver/python_backend_stubs" / version / stub)
-    return folder
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], server: EchoServer, log: Path) -> None:

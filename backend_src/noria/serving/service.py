@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from noria.config import ENVIRONMENT_VARIABLE, EngineConfig, load_engine_config
 from noria.engine.build import EngineParts, build_engine
 from noria.engine.engine_loop import EngineLoop
-from noria.errors import ConfigError, EngineFailure, NoriaError
+from noria.errors import ConfigError, EngineFailure, InvalidRequest, NoriaError
 from noria.sequence import Request
 from noria.serving.parent_watch import watch_parent
 from noria.serving.prompt import PromptEncoder
@@ -69,6 +71,7 @@ class GenerationService:
         """Load the model and start the threads. Raises ConfigError."""
         logging.basicConfig(level=logging.INFO, format="noria %(levelname)s %(name)s: %(message)s")
         config, mode = read_configs(model_config, engine_json, os.environ.get(ENVIRONMENT_VARIABLE))
+        check_numpy(np.__version__)
         watch_parent()
         parts = build_engine(config, progress=log.info)
         return cls(parts, mode, TritonMetrics(model_name, model_version), UnloadWatch(model_name))
@@ -82,6 +85,8 @@ class GenerationService:
         for request, sink in zip(requests, sinks, strict=True):
             try:
                 parsed = parse_request(request, self._encoder, self._parts.limits, self._mode.is_batched)
+                if parsed.options.is_streamed and not self._mode.is_decoupled:
+                    raise InvalidRequest("stream must be false, or be left out: this model's config is not decoupled")
                 engine_requests = self._engine_requests(parsed, batch_id)
             except NoriaError as error:
                 refuse(sink, error)
@@ -143,6 +148,12 @@ def _seeds(seed: int | None, n: int) -> list[int]:
     """One for each answer to a prompt; the first is the request's own, so that n does not change it."""
     first = secrets.randbits(64) if seed is None else seed
     return [(first + index) % 2**64 for index in range(n)]
+
+
+def check_numpy(version: str) -> None:
+    """Raises ConfigError for a numpy with which string tensors arrive damaged: Triton's stub was built for numpy 1."""
+    if int(version.split(".")[0]) >= 2:
+        raise ConfigError(f"numpy must be below 2 in Triton's stub, not {version}: pip install 'numpy<2'")
 
 
 def read_configs(

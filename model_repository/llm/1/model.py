@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from noria.serving.service import GenerationService
+try:
+    from noria.serving.service import GenerationService
+except ImportError as error:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    raise ImportError(
+        f"{error}. Triton's stub runs Python {version} with the packages of {sys.prefix}: put a Python {version} "
+        "environment in which noria[serve] is installed first on PATH (PYTHONPATH is ignored)"
+    ) from error
 
 
 class TritonPythonModel:
