@@ -7,7 +7,7 @@ import pytest
 
 from noria.config import EngineConfig, load_engine_config
 from noria.errors import ConfigError
-from noria.serving.server import MODES, default_repository
+from noria.serving.server import default_repository
 from noria.serving.service import check_numpy, read_configs
 
 LLM = default_repository() / "llm"
@@ -69,7 +69,7 @@ def test_the_engine_file_of_the_repository_is_valid() -> None:
 
 def test_every_config_has_the_same_tensors_and_the_default_is_in_flight() -> None:
     texts = {path.stem: path.read_text() for path in (LLM / "configs").glob("*.pbtxt")}
-    assert set(texts) == set(MODES)
+    assert set(texts) == {"inflight", "static", "dynamic", "static_unary", "dynamic_unary"}
     assert (LLM / "config.pbtxt").read_text() == texts["inflight"]
     tensors = {text[text.index("\ninput [") :] for text in texts.values()}
     assert len(tensors) == 1

@@ -17,19 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from noria.config import EngineConfig, load_engine_config
+from noria.config import EMBEDDED_MODEL, EngineConfig, load_engine_config
 from noria.errors import ConfigError, NoriaError
 from noria.serving.machine import free_ports
 from noria.serving.server import (
-    MODES,
     RunningServer,
     ServerOptions,
+    check_mode,
+    config_parameters,
     default_repository,
     engine_environment,
 )
 from noria_client.cli import add_chat, add_compare_arguments, add_generate, run_compare
 from noria_client.client import Client
 from noria_client.compare import ServerUrls
+from noria_client.errors import ServerError
 from noria_client.report import ModeResult
 from noria_client.workload import Workload
 
@@ -45,9 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if extra and args.command != "serve":
         parser.error("only serve takes arguments after --")
     args.extra_arguments = extra
+    # a plain kill or a closed terminal stops our servers in order, as Ctrl-C does
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         return int(args.run(args))
-    except NoriaError as error:
+    except (NoriaError, ServerError) as error:
         print(f"noria: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -70,7 +75,12 @@ def _parser() -> argparse.ArgumentParser:
         help="run a server until Ctrl-C",
         description="Serves the model repository with tritonserver. Arguments after -- are passed on to tritonserver.",
     )
-    serve.add_argument("--mode", choices=MODES, default="inflight", help="the model's config (default: inflight)")
+    serve.add_argument(
+        "--mode",
+        default="inflight",
+        metavar="NAME",
+        help="a config of the repository: inflight (default), static, ...",
+    )
     _add_engine_arguments(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--http-port", type=int, default=8000, metavar="PORT", help="default: 8000")
@@ -114,15 +124,12 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_serve(args: argparse.Namespace) -> int:
     options = replace(
         _options(args),
-        mode=args.mode,
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
         metrics_port=args.metrics_port,
         extra_arguments=args.extra_arguments,
     )
-    # a plain kill of this process stops the server in order, as Ctrl-C does
-    signal.signal(signal.SIGTERM, _interrupt)
     _prepare_model(options)
     with RunningServer(options) as server:
         print(f"noria: ready, mode {options.mode}: grpc {server.grpc_url}  http {server.http_url}", flush=True)
@@ -181,9 +188,15 @@ def _options(args: argparse.Namespace) -> ServerOptions:
     """What serve and compare have in common. Raises ConfigError for what would fail in the server's log otherwise."""
     engine: dict[str, Any] = dict(_key_value(text) for text in args.engine)
     if args.model is not None:
-        # tritonserver runs in another directory
-        engine["model"] = str(Path(args.model).resolve()) if Path(args.model).exists() else args.model
-    options = ServerOptions(args.repository or default_repository(), engine=engine)
+        engine["model"] = args.model
+    # tritonserver runs in another directory
+    if isinstance(engine.get("model"), str) and engine["model"] not in ("", EMBEDDED_MODEL):
+        engine["model"] = str(Path(engine["model"]).resolve())
+    if isinstance(engine.get("cache_dir"), str):
+        engine["cache_dir"] = str(Path(engine["cache_dir"]).resolve())
+    mode = getattr(args, "mode", "inflight")
+    options = ServerOptions(args.repository or default_repository(), mode, engine=engine)
+    check_mode(options.repository, mode)
     _engine_config(options)
     return options
 
@@ -200,7 +213,8 @@ def _key_value(text: str) -> tuple[str, Any]:
 
 def _engine_config(options: ServerOptions) -> EngineConfig:
     path = options.repository / "llm" / "1" / "engine.json"
-    return load_engine_config(path, environment=engine_environment(options.engine, os.environ))
+    parameters = config_parameters(options.repository, options.mode)
+    return load_engine_config(path, parameters, engine_environment(options.engine, os.environ))
 
 
 def _prepare_model(options: ServerOptions) -> None:

@@ -20,6 +20,7 @@ from noria.errors import ConfigError
 EMBEDDED_MODEL = "embedded"
 ENVIRONMENT_VARIABLE = "NORIA_ENGINE"
 
+_TRITONS_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 _CHOICES = {
     "batching_mode": ("inflight", "static", "dynamic"),
     "dtype": ("float32", "bfloat16", "float16"),
@@ -119,6 +120,11 @@ def load_engine_config(
     if environment:
         values |= _read(ENVIRONMENT_VARIABLE, decode_object(ENVIRONMENT_VARIABLE, environment))
     return EngineConfig(**values)
+
+
+def own_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
+    """A config's parameters less those that Triton's Python backend reads itself."""
+    return {key: value for key, value in parameters.items() if key not in _TRITONS_PARAMETERS}
 
 
 def decode_object(source: str, text: str) -> dict[str, Any]:

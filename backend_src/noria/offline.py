@@ -48,15 +48,16 @@ def _run(parts: EngineParts, requests: list[Request]) -> list[RequestRecord]:
     chunks: dict[int, list[Chunk]] = {request.request_id: [] for request in requests}
     ended: dict[int, tuple[float, str | None]] = {}
     sent_s = time.monotonic()
-    outputs = [output for request in requests for output in engine.add(request)]
-    while outputs or engine.has_work:
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
         now = time.monotonic()
-        for output in outputs:
+        for output in engine.take_outputs():
             if output.tokens:
                 chunks[output.request_id].append(Chunk(now, len(output.tokens)))
             if output.finish_reason is not None:
                 ended[output.request_id] = (now, str(output.error) if output.error else None)
-        outputs = engine.step()
     return [
         RequestRecord(
             request.request_id,

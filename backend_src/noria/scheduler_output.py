@@ -76,12 +76,14 @@ class SchedulerOutput:
 class SampledToken:
     """The token drawn for a row; log-probabilities are None and empty unless the request asked for them.
 
+    rank: of the token among all by the model's own logits, 1 for the likeliest.
     top_logprobs: (token id, log-probability), likeliest first.
     """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Request:
     request_id: unique in the engine's life.
     seed: 64 bits; with a token's position it fixes the random number that the token is drawn with.
     stop_token_ids: every token that ends the sequence, the model's end-of-sequence tokens included unless ignored.
-    arrival_time, deadline: seconds on the engine's monotonic clock; deadline None is no limit.
+    deadline: seconds on the engine's monotonic clock; None is no limit.
     batch_id: common to the requests that Triton, or the client, sent as one batch.
     """
 
@@ -45,7 +45,6 @@ class Request:
     params: SamplingParams
     seed: int
     stop_token_ids: frozenset[int] = frozenset()
-    arrival_time: float = 0.0
     deadline: float | None = None
     batch_id: int = 0
 
@@ -67,8 +66,6 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    num_preemptions: int = 0
-    first_scheduled_time: float | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
@@ -75,16 +76,16 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--modes", type=_modes, default=list(MODES), metavar="M,M", help=f"in order (default: {','.join(MODES)})"
     )
-    parser.add_argument("--num-requests", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument("--num-requests", type=_positive(int), default=32, metavar="N", help="default: 32")
     parser.add_argument(
         "--scale",
-        type=float,
+        type=_positive(float),
         default=1.0,
         help="multiplies prompt and output lengths; 0.2 is a quick look (default: 1)",
     )
     parser.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of lengths and prompts (default: 0)")
     parser.add_argument(
-        "--concurrency", type=int, metavar="N", help="requests under way at a time (default: all at once)"
+        "--concurrency", type=_positive(int), metavar="N", help="requests under way at a time (default: all at once)"
     )
     parser.add_argument(
         "--json",
@@ -93,6 +94,21 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the results as JSON, too, to FILE; without FILE to standard output instead of the table",
     )
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """An argparse type for finite numbers above 0."""
+
+    def parse(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+        return number
+
+    return parse
 
 
 def _modes(text: str) -> list[str]:
@@ -145,6 +161,13 @@ def run_compare(
     measure_engine: measures what can be had without a server, as a last column.
     """
     workload = seed_workload(args.num_requests, args.scale, args.workload_seed)
+    if args.json not in (None, "-"):
+        # before minutes of measurement, not after
+        try:
+            Path(args.json).touch()
+        except OSError as error:
+            print(f"noria: --json {args.json} cannot be written: {error.strerror}", file=sys.stderr)
+            return 1
     try:
         results = compare(args.modes, start_server, workload, model=model, concurrency=args.concurrency)
     except ServerError as error:
@@ -174,7 +197,9 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     urls = ", ".join(f"{url} for {protocol}" for protocol, url in DEFAULT_URLS.items())
     parser.add_argument("--url", metavar="HOST:PORT", help=f"of the server (default: {urls})")
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"name on the server (default: {DEFAULT_MODEL})")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="the server ends the request after so long")
+    parser.add_argument(
+        "--timeout", type=_positive(float), metavar="SECONDS", help="the server ends the request after so long"
+    )
 
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser, default_max_tokens: int) -> None:

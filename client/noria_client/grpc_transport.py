@@ -17,7 +17,7 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from noria_client import errors
 from noria_client.errors import ServerError
 from noria_client.generation import Outputs
-from noria_client.text_request import ModelTraits, TextRequest
+from noria_client.text_request import TRAITS_TIMEOUT_S, ModelTraits, TextRequest
 
 _CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
@@ -38,7 +38,7 @@ class GrpcTransport:
     def traits(self) -> ModelTraits:
         if self._traits is None:
             try:
-                self._traits = _traits(self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=self._model)))
+                self._traits = _traits(self._stub.ModelConfig(_config_request(self._model), timeout=TRAITS_TIMEOUT_S))
             except grpc.RpcError as error:
                 raise errors.from_grpc(error) from None
         return self._traits
@@ -85,7 +85,9 @@ class AsyncGrpcTransport:
     async def traits(self) -> ModelTraits:
         if self._traits is None:
             try:
-                self._traits = _traits(await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=self._model)))
+                self._traits = _traits(
+                    await self._stub.ModelConfig(_config_request(self._model), timeout=TRAITS_TIMEOUT_S)
+                )
             except grpc.RpcError as error:
                 raise errors.from_grpc(error) from None
         return self._traits
@@ -166,6 +168,10 @@ def to_message(request: TextRequest, model: str, traits: ModelTraits) -> Any:
     if traits.is_decoupled:
         message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message
+
+
+def _config_request(model: str) -> Any:
+    return service_pb2.ModelConfigRequest(name=model)
 
 
 def _traits(response: Any) -> ModelTraits:

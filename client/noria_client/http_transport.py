@@ -19,7 +19,7 @@ import aiohttp
 from noria_client import errors
 from noria_client.errors import ServerError
 from noria_client.generation import Outputs
-from noria_client.text_request import ModelTraits, TextRequest
+from noria_client.text_request import TRAITS_TIMEOUT_S, ModelTraits, TextRequest
 
 _EVENT_PREFIX = "data:"
 # keys of a reply that are not outputs
@@ -36,7 +36,7 @@ class HttpTransport:
 
     def traits(self) -> ModelTraits:
         if self._traits is None:
-            connection = http.client.HTTPConnection(self._url)
+            connection = http.client.HTTPConnection(self._url, timeout=TRAITS_TIMEOUT_S)
             try:
                 connection.request("GET", _path(self._model, "config"))
                 response = connection.getresponse()
@@ -85,9 +85,10 @@ class AsyncHttpTransport:
     async def traits(self) -> ModelTraits:
         if self._traits is None:
             try:
-                async with self._session.get(_path(self._model, "config")) as response:
+                timeout = aiohttp.ClientTimeout(total=TRAITS_TIMEOUT_S)
+                async with self._session.get(_path(self._model, "config"), timeout=timeout) as response:
                     self._traits = _traits(_decode(response.status, await response.text()))
-            except aiohttp.ClientError as error:
+            except (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError) as error:
                 raise _unreachable(self._url, error) from None
         return self._traits
 

@@ -17,6 +17,10 @@ Prompt = str | Sequence[Mapping[str, str]]
 DEADLINE_GRACE_S = 1.0
 
 
+# a server that does not say within this what its model is like will not answer it either
+TRAITS_TIMEOUT_S = 10.0
+
+
 @dataclass(frozen=True)
 class ModelTraits:
     """What a client must know of a model before it can form a request for it."""

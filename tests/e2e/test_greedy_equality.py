@@ -50,7 +50,7 @@ def check(references: list[GreedyReference], answers: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
-def test_a_batch_of_eight_in_every_mode(any_mode: RunningServer, is_streamed: bool) -> None:
+def test_several_at_once_in_every_mode(any_mode: RunningServer, is_streamed: bool) -> None:
     references = load_reference()[::3] if is_streamed else load_reference()[1::3]
     check(references, ask(any_mode, references, is_streamed))
 

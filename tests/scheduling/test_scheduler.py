@@ -145,17 +145,37 @@ def test_a_request_that_could_never_fit_is_refused_and_nothing_behind_it_waits()
     assert len(step(scheduler, runner).rows) == 1
 
 
-def test_a_full_queue_refuses_by_requests_and_by_tokens() -> None:
-    scheduler = make_scheduler(max_queue_size=2)
-    scheduler.add(make_request())
-    scheduler.add(make_request())
+def test_a_full_queue_refuses_by_requests_beyond_the_free_slots() -> None:
+    scheduler = make_scheduler(max_queue_size=2, max_num_seqs=3)
+    for _ in range(5):
+        scheduler.add(make_request())
     with pytest.raises(Overloaded, match="max_queue_size is 2"):
         scheduler.add(make_request())
+    assert scheduler.num_waiting == 5
+
+
+def test_a_full_queue_refuses_by_tokens_but_takes_a_long_prompt_when_nobody_waits() -> None:
     scheduler = make_scheduler(max_queue_tokens=5)
-    scheduler.add(make_request(prompt=range(3)))
-    with pytest.raises(Overloaded, match="max_queue_tokens is 5"):
+    scheduler.add(make_request(prompt=range(9)))
+    with pytest.raises(Overloaded, match="it holds 9 prompt tokens, this request has 3, max_queue_tokens is 5"):
         scheduler.add(make_request(prompt=range(3)))
     assert scheduler.num_waiting == 1
+
+
+def test_in_a_closed_mode_the_queue_has_no_limit_of_its_own() -> None:
+    scheduler = make_scheduler(batching_mode="static", max_queue_size=1, max_queue_tokens=1)
+    for _ in range(9):
+        scheduler.add(make_request())
+    assert scheduler.num_waiting == 9
+
+
+def test_deadlines_of_requests_that_have_ended_are_forgotten() -> None:
+    scheduler = make_scheduler()
+    for _ in range(200):
+        request = make_request(deadline=1e12)
+        scheduler.add(request)
+        scheduler.finish(request.request_id, FinishReason.CANCELLED)
+    assert len(scheduler._deadlines) < 20
 
 
 @pytest.mark.parametrize("mode", ["inflight", "static"])
@@ -186,7 +206,7 @@ def test_a_deadline_ends_a_request_whether_it_waits_or_runs() -> None:
     assert scheduler.expire(2.9) == []
     assert scheduler.expire(3.0) == [waiting.request_id]
     assert scheduler.expire(9.0) == [running.request_id]
-    assert {row.request_id for row in step(scheduler, runner, now=9.0).rows} == {patient.request_id}
+    assert {row.request_id for row in step(scheduler, runner).rows} == {patient.request_id}
 
 
 def test_a_failed_row_ends_alone() -> None:
@@ -196,7 +216,7 @@ def test_a_failed_row_ends_alone() -> None:
     scheduler.add(bad)
     step(scheduler, runner)
     runner.failing.add(bad.request_id)
-    output = scheduler.schedule(0.0)
+    output = scheduler.schedule()
     updates = {update.request_id: update for update in scheduler.update(output, runner.execute(output))}
     assert updates[bad.request_id].finish_reason is FinishReason.ERROR
     assert updates[good.request_id].finish_reason is None

@@ -62,7 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline = self.live.pop(request_id).deadline
             assert deadline is not None
             assert deadline <= self.now
-        output = self.scheduler.schedule(self.now)
+        output = self.scheduler.schedule()
         self.scheduler.check_integrity()
         # whoever is live goes on: somebody computes something at every step
         assert bool(output.rows) == bool(self.live)

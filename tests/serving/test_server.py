@@ -49,8 +49,8 @@ def test_impossible_ports_are_named(ports: tuple[int, int], message: str) -> Non
 
 def test_small_shared_memory_is_an_error_that_says_how_to_enlarge_it(monkeypatch: pytest.MonkeyPatch) -> None:
     check_shm()
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=15, f_frsize=2**20))
-    with pytest.raises(ConfigError, match=r"/dev/shm has 15 MiB free.*--shm-size=1g"):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=64, f_frsize=2**20))
+    with pytest.raises(ConfigError, match=r"/dev/shm has 64 MiB free.*--shm-size=1g"):
         check_shm()
 
 

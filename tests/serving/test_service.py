@@ -43,7 +43,7 @@ class AlphabetRunner:
             if row.sampling is not None:
                 token_id = ord("a") + (row.token_ids[-1] - ord("a") + 1) % 26
                 top = ((token_id, -0.5), (32, -1.5))[: row.sampling.params.logprobs or 0]
-                tokens[row.request_id] = SampledToken(token_id, -0.5, top)
+                tokens[row.request_id] = SampledToken(token_id, -0.5, top, rank=1)
         return tokens
 
 

@@ -87,9 +87,9 @@ def make_scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
     return build_scheduler(EngineConfig(**settings), num_blocks)  # type: ignore[arg-type]
 
 
-def step(scheduler: Scheduler, runner: HashRunner, now: float = 0.0) -> SchedulerOutput:
+def step(scheduler: Scheduler, runner: HashRunner) -> SchedulerOutput:
     """One turn of the wheel; checks integrity before and after the result is taken in."""
-    output = scheduler.schedule(now)
+    output = scheduler.schedule()
     scheduler.check_integrity()
     scheduler.update(output, runner.execute(output))
     scheduler.check_integrity()

@@ -10,6 +10,7 @@ from noria.config import EngineConfig
 from noria.engine.engine import Engine
 from noria.engine.metrics import StatsCounter
 from noria.engine.request_limits import RequestLimits, request_limits
+from noria.errors import ConfigError
 from noria.models.model_store import resolve_model
 from noria.models.tokenizer import Tokenizer, load_tokenizer
 from noria.runtime.build import build_runner
@@ -39,9 +40,14 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
     runner = build_runner(config, model_dir)
     model, num_blocks = runner.decoder.config, runner.cache.num_blocks
     limits = request_limits(config, model.max_position_embeddings, num_blocks * config.block_size, model.vocab_size)
-    runner.warm_up(config.max_num_seqs, config.max_num_batched_tokens)
+    try:
+        runner.warm_up(config.max_num_seqs, config.max_num_batched_tokens)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"there is no memory for a step of max_num_batched_tokens ({config.max_num_batched_tokens}) tokens: {error}"
+        ) from error
     engine = Engine(build_scheduler(config, num_blocks), runner, tokenizer, StatsCounter(num_blocks, config.block_size))
     progress(
         f"ready: {num_blocks} KV blocks of {config.block_size} tokens, {config.max_num_seqs} slots, {config.dtype}"
     )
-    return EngineParts(engine, tokenizer, limits, model.eos_token_ids)
+    return EngineParts(engine, tokenizer, limits, model.eos_token_ids or tokenizer.eos_token_ids)

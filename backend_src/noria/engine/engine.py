@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from noria.engine.metrics import StatsCounter
@@ -43,83 +43,87 @@ class Engine:
         self._tokenizer = tokenizer
         self._counter = counter
         self._clock = clock
+        # text of every request that has not been given its last output yet
         self._texts: dict[int, IncrementalText] = {}
+        self._outputs: list[RequestOutput] = []
 
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def live_request_ids(self) -> list[int]:
-        return self._scheduler.live_request_ids()
+    def take_outputs(self) -> tuple[RequestOutput, ...]:
+        """What has come since the last call. Kept here, so that an exception on the way loses nobody's last output."""
+        outputs, self._outputs = tuple(self._outputs), []
+        return outputs
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
         return self._counter.snapshot(scheduler.num_running, scheduler.num_waiting, scheduler.num_free_blocks)
 
-    def add(self, request: Request) -> list[RequestOutput]:
-        """Queue a request. Returns its failure, if it is refused, else nothing."""
-        try:
-            self._scheduler.add(request)
-        except NoriaError as error:
-            self._counter.count_end(has_failed=True)
-            return [RequestOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)]
-        self._counter.count_prompt(len(request.prompt_token_ids))
+    def add(self, request: Request) -> None:
+        """Queue a request, or end it at once if it is refused."""
         params = request.params
         self._texts[request.request_id] = IncrementalText(
             self._tokenizer, params.stop, params.skip_special_tokens, params.min_tokens
         )
-        return []
+        try:
+            self._scheduler.add(request)
+        except NoriaError as error:
+            self._end(request.request_id, FinishReason.ERROR, error)
+            return
+        self._counter.count_prompt(len(request.prompt_token_ids))
 
-    def abort(self, request_id: int) -> list[RequestOutput]:
+    def abort(self, request_id: int) -> None:
         """The client has gone: free all that the request holds. Nothing happens if it has already ended."""
-        if not self._scheduler.finish(request_id, FinishReason.CANCELLED):
-            return []
-        return [self._end(request_id, FinishReason.CANCELLED, None)]
+        if self._scheduler.finish(request_id, FinishReason.CANCELLED):
+            self._end(request_id, FinishReason.CANCELLED)
 
-    def fail_all(self, error: NoriaError) -> list[RequestOutput]:
-        """End every live request with `error`."""
-        return self._fail(self._scheduler.live_request_ids(), error)
+    def fail_all(self, error: NoriaError) -> None:
+        """End every request that has not ended with `error`, then free what they hold."""
+        for request_id in list(self._texts):
+            self._end(request_id, FinishReason.ERROR, error)
+        for request_id in self._scheduler.live_request_ids():
+            self._scheduler.finish(request_id, FinishReason.ERROR)
 
-    def step(self) -> list[RequestOutput]:
-        """Compute one step; empty when there is nothing to compute. A failed step fails just the requests in it."""
-        now = self._clock()
-        outputs = [
-            self._end(
-                request_id, FinishReason.DEADLINE, DeadlineExceeded("the request's timeout passed before it was done")
-            )
-            for request_id in self._scheduler.expire(now)
-        ]
-        scheduled = self._scheduler.schedule(now)
+    def step(self) -> None:
+        """Compute one step, if there is something to compute. A failed step fails just the requests in it."""
+        for request_id in self._scheduler.expire(self._clock()):
+            error = DeadlineExceeded("the request's timeout passed before it was done")
+            self._end(request_id, FinishReason.DEADLINE, error)
+        scheduled = self._scheduler.schedule()
         if not scheduled.rows:
             if self._scheduler.has_work:
                 log.error("nothing can be scheduled though %d requests wait", scheduled.num_waiting)
-                outputs += self.fail_all(EngineFailure("the scheduler found no way to go on with this request"))
-            return outputs
+                self.fail_all(EngineFailure("the scheduler found no way to go on with this request"))
+            return
         self._counter.count_step(scheduled)
         try:
             result = self._runner.execute(scheduled)
         except Exception as error:
             log.exception("a step failed")
-            request_ids = [row.request_id for row in scheduled.rows if not row.is_padding]
-            return outputs + self._fail(
-                request_ids, EngineFailure(f"the step that computed this request failed: {error}")
-            )
-        return outputs + [self._output(update) for update in self._scheduler.update(scheduled, result)]
+            failure = EngineFailure(f"the step that computed this request failed: {error}")
+            for row in scheduled.rows:
+                if self._scheduler.finish(row.request_id, FinishReason.ERROR):
+                    self._end(row.request_id, FinishReason.ERROR, failure)
+            return
+        for update in self._scheduler.update(scheduled, result):
+            self._take(update)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when blocks or requests have been lost; for tests and for idle moments."""
         self._scheduler.check_integrity()
         assert set(self._texts) == set(self._scheduler.live_request_ids()), "a request's text outlived it"
 
-    def _output(self, update: SequenceUpdate) -> RequestOutput:
+    def _take(self, update: SequenceUpdate) -> None:
         if update.token is None:
-            error = EngineFailure(update.error or "the step failed")
-            return self._end(update.request_id, FinishReason.ERROR, error)
+            self._end(update.request_id, FinishReason.ERROR, EngineFailure(update.error or "the step failed"))
+            return
         self._counter.count_generated()
         text, reason = self._advance_text(update.request_id, update.token, update.finish_reason)
         if reason is not None:
-            return self._end(update.request_id, reason, None, text, update.token)
-        return RequestOutput(update.request_id, text, (update.token,))
+            self._end(update.request_id, reason, text=text, token=update.token)
+        else:
+            self._outputs.append(RequestOutput(update.request_id, text, (update.token,)))
 
     def _advance_text(
         self, request_id: int, token: SampledToken, reason: FinishReason | None
@@ -134,21 +138,15 @@ class Engine:
         self._scheduler.finish(request_id, FinishReason.STOP)
         return text, FinishReason.STOP
 
-    def _fail(self, request_ids: Sequence[int], error: NoriaError) -> list[RequestOutput]:
-        return [
-            self._end(request_id, FinishReason.ERROR, error)
-            for request_id in request_ids
-            if self._scheduler.finish(request_id, FinishReason.ERROR)
-        ]
-
     def _end(
         self,
         request_id: int,
         reason: FinishReason,
-        error: NoriaError | None,
+        error: NoriaError | None = None,
         text: str = "",
         token: SampledToken | None = None,
-    ) -> RequestOutput:
+    ) -> None:
+        """The last output of a request."""
         del self._texts[request_id]
         self._counter.count_end(has_failed=reason not in (FinishReason.STOP, FinishReason.LENGTH))
-        return RequestOutput(request_id, text, (token,) if token else (), reason, error)
+        self._outputs.append(RequestOutput(request_id, text, (token,) if token else (), reason, error))

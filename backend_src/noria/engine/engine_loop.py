@@ -30,9 +30,8 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class _FailAll:
-    error: NoriaError
-    and_stop: bool
+class _Stop:
+    pass
 
 
 class EngineLoop:
@@ -41,9 +40,14 @@ class EngineLoop:
     def __init__(self, engine: Engine, deliver: Callable[[StepReport], None]) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._commands: queue.SimpleQueue[_Submit | _Abort | _FailAll] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="noria-engine", daemon=True)
         self._is_stopped = False
+        # guards the end: whatever was submitted before it is answered, whatever comes after it is refused
+        self._submitting = threading.Lock()
+        self._has_ended = False
+        self._last_submitted_id = 0
+        self._aborted_early: set[int] = set()
 
     def start(self) -> None:
         self._thread.start()
@@ -51,81 +55,91 @@ class EngineLoop:
     def submit(self, requests: Sequence[Request]) -> None:
         """Hand over requests that came in one call. What becomes of them, a refusal too, comes through `deliver`.
 
-        Raises EngineFailure when the engine has stopped.
+        Their ids grow from call to call. Raises EngineFailure when the engine has stopped.
         """
-        if self._is_stopped or not self._thread.is_alive():
-            raise EngineFailure("the engine has stopped")
-        self._commands.put(_Submit(tuple(requests)))
+        with self._submitting:
+            if self._has_ended:
+                raise EngineFailure("the engine has stopped")
+            self._commands.put(_Submit(tuple(requests)))
 
     def abort(self, request_ids: Sequence[int]) -> None:
-        """Forget these requests before the next step."""
+        """Forget these requests before the next step, also those whose `submit` is still to come."""
         self._commands.put(_Abort(tuple(request_ids)))
-
-    def fail_all(self, error: NoriaError) -> None:
-        """End every live request with `error`; later ones are served."""
-        self._commands.put(_FailAll(error, and_stop=False))
 
     def stop(self, timeout_s: float) -> bool:
         """End every live request with an error and the thread with it. False if it did not end in time."""
-        self._commands.put(_FailAll(EngineFailure("the model is being unloaded"), and_stop=True))
+        self._commands.put(_Stop())
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._is_stopped:
-            outputs: list[RequestOutput] = []
             try:
-                outputs += self._take_commands()
-                outputs += self._engine.step()
+                self._take_commands()
+                self._engine.step()
                 if not self._engine.has_work:
                     self._engine.check_integrity()
             except Exception as error:
                 log.exception("the engine failed")
-                outputs += self._abandon(EngineFailure(f"the engine failed: {error}"))
-            self._deliver(StepReport(tuple(outputs), self._engine.stats()))
+                self._abandon(EngineFailure(f"the engine failed: {error}"))
+            self._deliver(StepReport(self._engine.take_outputs(), self._engine.stats()))
         self._refuse_late_commands()
 
-    def _abandon(self, error: NoriaError) -> list[RequestOutput]:
-        """End all live requests. If not even that works the engine stops, but nobody is left waiting."""
-        request_ids = self._engine.live_request_ids()
+    def _abandon(self, error: NoriaError) -> None:
+        """End all live requests. If what they hold cannot be freed the engine stops, but nobody is left waiting."""
         try:
-            return self._engine.fail_all(error)
+            self._engine.fail_all(error)
+            self._engine.check_integrity()
         except Exception:
             log.critical("the engine's state is damaged; it stops and must be loaded again", exc_info=True)
             self._is_stopped = True
-            return [_refusal(request_id, error) for request_id in request_ids]
 
-    def _take_commands(self) -> list[RequestOutput]:
+    def _take_commands(self) -> None:
         """Carry out what has been asked, waiting for it only when there is nothing else to do."""
-        outputs: list[RequestOutput] = []
         try:
-            command = self._commands.get(block=not self._engine.has_work)
-            while True:
-                outputs += self._carry_out(command)
-                command = self._commands.get_nowait()
+            self._carry_out(self._commands.get(block=not self._engine.has_work))
+            while not self._is_stopped:
+                self._carry_out(self._commands.get_nowait())
         except queue.Empty:
-            return outputs
+            return
 
-    def _carry_out(self, command: _Submit | _Abort | _FailAll) -> list[RequestOutput]:
+    def _carry_out(self, command: _Submit | _Abort | _Stop) -> None:
         match command:
             case _Submit(requests):
-                return [output for request in requests for output in self._engine.add(request)]
+                for request in requests:
+                    self._add(request)
             case _Abort(request_ids):
-                return [output for request_id in request_ids for output in self._engine.abort(request_id)]
-            case _FailAll(error, and_stop):
-                self._is_stopped = self._is_stopped or and_stop
-                return self._engine.fail_all(error)
+                for request_id in request_ids:
+                    self._engine.abort(request_id)
+                self._aborted_early |= {one for one in request_ids if one > self._last_submitted_id}
+            case _Stop():
+                self._is_stopped = True
+                self._engine.fail_all(EngineFailure("the model is being unloaded"))
+
+    def _add(self, request: Request) -> None:
+        """The client may have gone between its request's registration with the writer and this."""
+        self._last_submitted_id = request.request_id
+        if request.request_id in self._aborted_early:
+            self._aborted_early.remove(request.request_id)
+            return
+        try:
+            self._engine.add(request)
+        except Exception as error:
+            # here, so that the later requests of the same call are still taken
+            log.exception("a request could not be added")
+            self._abandon(EngineFailure(f"the engine failed: {error}"))
 
     def _refuse_late_commands(self) -> None:
         """Requests that were handed over while the engine stopped."""
+        with self._submitting:
+            self._has_ended = True
         error = EngineFailure("the engine has stopped")
         outputs: list[RequestOutput] = []
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, _Submit):
-                outputs += [_refusal(request.request_id, error) for request in command.requests]
+                outputs += [
+                    RequestOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)
+                    for request in command.requests
+                ]
         self._deliver(StepReport(tuple(outputs), self._engine.stats()))
-
-
-def _refusal(request_id: int, error: NoriaError) -> RequestOutput:
-    return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=error)

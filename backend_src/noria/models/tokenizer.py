@@ -48,7 +48,6 @@ class Tokenizer:
         """
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("apply_chat_template must be false: this model has no chat template")
-        _check_messages(messages)
         from jinja2 import TemplateError
 
         try:
@@ -57,7 +56,9 @@ class Tokenizer:
             )
         except (TemplateError, TypeError, ValueError) as error:
             # templates raise by themselves, when roles do not alternate for instance
-            raise InvalidRequest(f"the model's chat template does not take these messages: {error}") from None
+            raise InvalidRequest(
+                f"text_input: the model's chat template does not take these messages: {error}"
+            ) from None
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -80,12 +81,3 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     except Exception as error:  # the compiled tokenizer raises bare Exceptions
         raise ConfigError(f"cannot read the tokenizer of {directory}: {error}") from error
     return Tokenizer(tokenizer)
-
-
-def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
-    if not messages:
-        raise InvalidRequest("a chat must hold at least one message")
-    for message in messages:
-        for field in ("role", "content"):
-            if not isinstance(message, Mapping) or not isinstance(message.get(field), str):
-                raise InvalidRequest(f"each message must be an object whose {field} is a string, not {message!r:.100}")

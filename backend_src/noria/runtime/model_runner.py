@@ -52,8 +52,9 @@ class ModelRunner:
         return dict(zip(batch.sampled_request_ids, self._sampler(logits, batch.sampling_inputs), strict=True))
 
     def warm_up(self, max_num_rows: int, max_num_tokens: int) -> None:
-        """Runs the largest steps that can come, so that what they allocate is there, or fails, before serving.
+        """Runs a step of so many tokens and one of so many rows, so that what they allocate is there, or fails, now.
 
+        The first step of a closed batch, which has no token budget, may be larger.
         Before the first real step only: it writes into blocks.
         """
         capacity = self.cache.num_blocks * self.cache.block_size

@@ -236,7 +236,8 @@ def _result(logits: Tensor, token_id: int, num_logprobs: int | None) -> SampledT
         return SampledToken(token_id)
     top_ids = _likeliest(logits, num_logprobs)
     chosen, *top = logits.log_softmax(-1)[[token_id, *top_ids]].tolist()
-    return SampledToken(token_id, chosen, tuple(zip(top_ids, top, strict=True)))
+    rank = 1 + int((logits > logits[token_id]).sum())
+    return SampledToken(token_id, chosen, tuple(zip(top_ids, top, strict=True)), rank)
 
 
 def _likeliest(logits: Tensor, count: int) -> list[int]:

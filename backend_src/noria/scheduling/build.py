@@ -12,10 +12,13 @@ from noria.scheduling.waiting_queue import WaitingQueue
 
 def build_scheduler(config: EngineConfig, num_blocks: int) -> Scheduler:
     """A scheduler in the mode and within the limits of `config`, over `num_blocks` free blocks."""
+    mode = batching_mode(config.batching_mode)
+    # requests for a closed batch wait in Triton's queue, which has limits of its own
+    limits = (config.max_queue_size, config.max_queue_tokens) if mode.has_token_budget else (None, None)
     return Scheduler(
-        mode=batching_mode(config.batching_mode),
+        mode=mode,
         cache=KVCacheManager(BlockPool(num_blocks), config.block_size),
-        queue=WaitingQueue(config.max_queue_size, config.max_queue_tokens),
+        queue=WaitingQueue(*limits),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )

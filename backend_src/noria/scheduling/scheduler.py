@@ -1,7 +1,7 @@
 """The scheduler: at every step, which sequences compute how many tokens, in which blocks.
 
 One loop, three verbs: `schedule` decides, the runner computes, `update` takes the result in. In between nothing else is
-called. Time is an argument. Knows nothing of tensors, text, threads or clients.
+called. Knows nothing of tensors, text, threads or clients.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ class Scheduler:
         if request.request_id in self._sequences:
             raise ValueError(f"request_id {request.request_id} is live already")
         sequence = Sequence(request)
-        self._waiting.add(sequence)
+        self._waiting.add(sequence, num_free_slots=self._max_num_seqs - len(self._running))
         self._sequences[request.request_id] = sequence
         if request.deadline is not None:
+            self._forget_past_deadlines()
             heapq.heappush(self._deadlines, (request.deadline, request.request_id))
 
     def finish(self, request_id: int, reason: FinishReason) -> bool:
@@ -122,14 +123,14 @@ class Scheduler:
                 expired.append(request_id)
         return expired
 
-    def schedule(self, now: float) -> SchedulerOutput:
+    def schedule(self) -> SchedulerOutput:
         """Decide one step: running sequences first, decodes before prompts, then waiting ones as they came."""
         budget = self._max_num_batched_tokens if self._mode.has_token_budget else sys.maxsize
         num_scheduled: dict[int, int] = {}
         preempted: list[int] = []
         budget = self._schedule_running(num_scheduled, preempted, budget)
         if not preempted:
-            self._admit(num_scheduled, budget, now)
+            self._admit(num_scheduled, budget)
         rows = tuple(
             self._row(sequence, num_scheduled) for sequence in self._running if self._has_row(sequence, num_scheduled)
         )
@@ -176,6 +177,12 @@ class Scheduler:
         for sequence in live:
             assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
 
+    def _forget_past_deadlines(self) -> None:
+        """Those of requests that have ended, once they are the most: a deadline may lie years ahead."""
+        if len(self._deadlines) > 2 * len(self._sequences) + 16:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
+            heapq.heapify(self._deadlines)
+
     def _schedule_running(self, num_scheduled: dict[int, int], preempted: list[int], budget: int) -> int:
         """Tokens for running sequences, oldest first within decodes and within prompts. Returns the budget left."""
         live = [sequence for sequence in self._running if not sequence.is_finished]
@@ -206,11 +213,10 @@ class Scheduler:
         self._running.remove(sequence)
         self._cache.free(sequence)
         sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
         self._waiting.put_back(sequence)
 
-    def _admit(self, num_scheduled: dict[int, int], budget: int, now: float) -> None:
+    def _admit(self, num_scheduled: dict[int, int], budget: int) -> None:
         while budget > 0 and len(self._running) < self._max_num_seqs:
             sequence = self._waiting.head()
             if sequence is None or not self._mode.can_admit(sequence, self._running, self._cache):
@@ -220,8 +226,6 @@ class Scheduler:
                 return
             self._waiting.remove(sequence)
             sequence.status = SequenceStatus.RUNNING
-            if sequence.first_scheduled_time is None:
-                sequence.first_scheduled_time = now
             self._running.append(sequence)
             num_scheduled[sequence.request_id] = num_new_tokens
             budget -= num_new_tokens

@@ -10,9 +10,12 @@ from noria.sequence import Sequence
 
 
 class WaitingQueue:
-    """First come, first served. A preempted sequence comes back to the head: it arrived before all that still wait."""
+    """First come, first served. A preempted sequence comes back to the head: it arrived before all that still wait.
 
-    def __init__(self, max_size: int, max_tokens: int | None = None) -> None:
+    max_size, max_tokens: limits in sequences and in their tokens; None is no limit.
+    """
+
+    def __init__(self, max_size: int | None, max_tokens: int | None = None) -> None:
         self._max_size = max_size
         self._max_tokens = max_tokens
         self._sequences: OrderedDict[int, Sequence] = OrderedDict()
@@ -24,16 +27,16 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the waiting sequences have still to compute before their next one is drawn."""
-        return self._num_tokens
+    def add(self, sequence: Sequence, num_free_slots: int = 0) -> None:
+        """To the tail. Raises Overloaded when a limit is reached.
 
-    def add(self, sequence: Sequence) -> None:
-        """To the tail. Raises Overloaded when a limit is reached."""
-        if len(self._sequences) >= self._max_size:
+        num_free_slots: sequences that will leave the queue at the next step, and do not count. One that is longer than
+        max_tokens is taken when nobody waits, since it would never be otherwise.
+        """
+        if self._max_size is not None and len(self._sequences) >= self._max_size + num_free_slots:
             raise Overloaded(f"the waiting queue is full: max_queue_size is {self._max_size} requests; try again later")
-        if self._max_tokens is not None and self._num_tokens + sequence.num_tokens > self._max_tokens:
+        num_tokens = self._num_tokens + sequence.num_tokens
+        if self._max_tokens is not None and self._sequences and num_tokens > self._max_tokens:
             raise Overloaded(
                 f"the waiting queue is full: it holds {self._num_tokens} prompt tokens, this request has "
                 f"{sequence.num_tokens}, max_queue_tokens is {self._max_tokens}; try again later"

@@ -9,8 +9,8 @@ from contextlib import closing
 
 from noria.errors import ConfigError
 
-# Triton gives each stub a region of 1 MiB that grows on demand; below this it has little to grow into.
-MIN_SHM_BYTES = 64 * 2**20
+# Triton gives each stub a region of 1 MiB that grows on demand; Docker's default of 64 MiB is soon too small for it.
+MIN_SHM_BYTES = 128 * 2**20
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Protocol
 
 from noria.errors import InvalidRequest
 
 # Text with more bytes than this a token cannot fit into the limit, and is refused before the tokenizer works on it.
 MAX_BYTES_PER_TOKEN = 256
+_LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
 
 
 class PromptTokenizer(Protocol):
@@ -35,19 +37,26 @@ class PromptEncoder:
 
 
 def parse_messages(text: str) -> list[dict[str, str]]:
-    """A JSON list of {role, content} as messages; any other text as one message of the user."""
-    if not text.lstrip().startswith("["):
+    """Text that begins as a list of objects is a JSON list of {role, content}; any other is one message of the user.
+
+    Raises InvalidRequest for a list that is malformed or holds something else.
+    """
+    if _LIST_OF_OBJECTS.match(text) is None:
         return [{"role": "user", "content": text}]
     try:
         values = json.loads(text)
-    except (ValueError, RecursionError):
-        return [{"role": "user", "content": text}]
-    if not isinstance(values, list) or not values or not all(isinstance(value, dict) for value in values):
-        return [{"role": "user", "content": text}]
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"text_input begins as a list of messages, but is not valid JSON: {error}") from None
     return [_message(value) for value in values]
 
 
-def _message(value: dict[str, Any]) -> dict[str, str]:
-    if set(value) != {"role", "content"} or not all(isinstance(item, str) for item in value.values()):
+def _message(value: Any) -> dict[str, str]:
+    is_message = isinstance(value, dict) and set(value) == {"role", "content"}
+    if not is_message or not all(isinstance(item, str) for item in value.values()):
         raise InvalidRequest("each message in text_input must have the strings role and content, and nothing else")
+    try:
+        value["content"].encode()
+    except UnicodeEncodeError as error:
+        # a lone surrogate, which JSON can spell and UTF-8 cannot
+        raise InvalidRequest(f"a message's content in text_input is not valid Unicode: {error.reason}") from None
     return value

@@ -144,10 +144,10 @@ class ResponseWriter:
             try:
                 touched = self._receive()
                 for entry in touched:
-                    self._send_news(entry)
-                self._poll_cancelled()
+                    self._send_news_or_fail(entry)
                 if self._open and self._is_unloading():
                     self._close_all()
+                self._poll_cancelled(touched)
                 self._publish_stats(is_idle=not touched)
             except Exception:
                 log.exception("the response writer failed in one turn")
@@ -177,11 +177,16 @@ class ResponseWriter:
             entry = self._by_request_id.get(output.request_id)
             if entry is None:
                 continue
-            if output.finish_reason is FinishReason.CANCELLED:
-                self._close(entry, cancelled_response())
-                continue
             entry.reply.take(output)
             touched[id(entry)] = entry
+
+    def _send_news_or_fail(self, entry: _OpenReply) -> None:
+        """What goes wrong with one reply ends that one."""
+        try:
+            self._send_news(entry)
+        except Exception as error:
+            log.exception("a response could not be made")
+            self._close(entry, error_response(EngineFailure(f"the response could not be made: {error}")))
 
     def _send_news(self, entry: _OpenReply) -> None:
         reply = entry.reply
@@ -220,15 +225,18 @@ class ResponseWriter:
             log.warning("a response could not be sent", exc_info=True)
             return False
 
-    def _poll_cancelled(self) -> None:
+    def _poll_cancelled(self, touched: Sequence[_OpenReply]) -> None:
+        """Ask for those that are being computed, and in turn for the others, some of which wait."""
         now = self._clock()
         if now < self._next_poll:
             return
         self._next_poll = now + CANCEL_POLL_S
+        asked = dict.fromkeys(touched[:MAX_CANCEL_POLLS])
         for _ in range(min(len(self._open), MAX_CANCEL_POLLS)):
-            entry = self._open[0]
+            asked[self._open[0]] = None
             self._open.rotate(-1)
-            if entry.sink.is_cancelled():
+        for entry in asked:
+            if not entry.is_closed and entry.sink.is_cancelled():
                 self._close(entry, cancelled_response())
 
     def _publish_stats(self, is_idle: bool) -> None:
@@ -242,4 +250,7 @@ class ResponseWriter:
 
 def refuse(sink: Sink, error: NoriaError) -> None:
     """Answer a request that never reached the engine."""
-    sink.send(error_response(error), is_final=True)
+    try:
+        sink.send(error_response(error), is_final=True)
+    except Exception:
+        log.warning("a refusal could not be sent", exc_info=True)

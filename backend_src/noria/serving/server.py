@@ -17,12 +17,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from noria.config import ENVIRONMENT_VARIABLE, decode_object, default_cache_dir
+from noria.config import ENVIRONMENT_VARIABLE, decode_object, default_cache_dir, own_parameters
 from noria.errors import ConfigError, EngineFailure
 from noria.serving.machine import check_ports, check_shm
 from noria.serving.triton_install import TritonInstall, find_triton
 
-MODES = ("inflight", "static", "dynamic", "static_unary", "dynamic_unary")
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 45.0
 
@@ -56,9 +55,24 @@ def default_repository() -> Path:
 
 def check_mode(repository: Path, mode: str) -> None:
     """Raises ConfigError unless the repository has a config of that name."""
+    if not (repository / "llm" / "config.pbtxt").is_file():
+        raise ConfigError(f"--repository must be a model repository with the model llm, which {repository} is not")
     configs = sorted(path.stem for path in (repository / "llm" / "configs").glob("*.pbtxt"))
     if mode not in configs:
         raise ConfigError(f"mode must be one of {', '.join(configs)}, not {mode!r}")
+
+
+def config_parameters(repository: Path, mode: str) -> dict[str, str]:
+    """The engine's settings among the `parameters` of a mode's config. Raises ConfigError if it cannot be read."""
+    from google.protobuf import text_format  # type: ignore[import-untyped]
+    from tritonclient.grpc import model_config_pb2
+
+    path = repository / "llm" / "configs" / f"{mode}.pbtxt"
+    try:
+        config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    return own_parameters({key: value.string_value for key, value in config.parameters.items()})
 
 
 def server_command(options: ServerOptions, install: TritonInstall) -> list[str]:
@@ -194,9 +208,11 @@ class RunningServer:
             process.terminate()
             try:
                 process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
+            except BaseException as error:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
 
     def _is_ready(self) -> bool:
         # a proxy that the environment names is not for a server of our own

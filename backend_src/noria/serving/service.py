@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from noria.config import ENVIRONMENT_VARIABLE, EngineConfig, load_engine_config
+from noria.config import ENVIRONMENT_VARIABLE, EngineConfig, load_engine_config, own_parameters
 from noria.engine.build import EngineParts, build_engine
 from noria.engine.engine_loop import EngineLoop
 from noria.errors import ConfigError, EngineFailure, InvalidRequest, NoriaError
 from noria.sequence import Request
+from noria.serving.machine import check_shm
 from noria.serving.parent_watch import watch_parent
 from noria.serving.prompt import PromptEncoder
 from noria.serving.reply import Reply
@@ -73,6 +74,11 @@ class GenerationService:
         config, mode = read_configs(model_config, engine_json, os.environ.get(ENVIRONMENT_VARIABLE))
         check_numpy(np.__version__)
         watch_parent()
+        try:
+            check_shm()
+        except ConfigError as error:
+            # the launcher refuses to start; here Triton has what it needs for now, so say it and go on
+            log.warning("%s", error)
         parts = build_engine(config, progress=log.info)
         return cls(parts, mode, TritonMetrics(model_name, model_version), UnloadWatch(model_name))
 
@@ -100,7 +106,7 @@ class GenerationService:
             parts += engine_requests
         if parts:
             self._submit(parts)
-        if self._mode.is_closed or not self._mode.is_decoupled:
+        if self._mode.is_closed:
             for sink in sinks:
                 sink.done.wait()
         return [sink.response for sink in sinks if isinstance(sink, UnarySink)] or None
@@ -131,7 +137,6 @@ class GenerationService:
                 stop_token_ids=self._stop_token_ids(
                     parsed_ignore_eos=row.params.ignore_eos, own=row.params.stop_token_ids
                 ),
-                arrival_time=now,
                 deadline=None if parsed.timeout_s is None else now + parsed.timeout_s,
                 batch_id=batch_id,
             )
@@ -161,8 +166,7 @@ def read_configs(
 ) -> tuple[EngineConfig, ServingMode]:
     """The engine's configuration and how Triton will call it. Raises ConfigError where the two contradict."""
     parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
-    own = {key: value for key, value in parameters.items() if not _is_tritons(key)}
-    config = load_engine_config(engine_json, own, environment)
+    config = load_engine_config(engine_json, own_parameters(parameters), environment)
     max_batch_size = model_config.get("max_batch_size", 0)
     is_closed = config.batching_mode != "inflight"
     mode = ServingMode(
@@ -179,12 +183,8 @@ def read_configs(
         )
     if not is_closed and not mode.is_decoupled:
         raise ConfigError("batching_mode inflight needs model_transaction_policy { decoupled: true }")
-    num_instances = sum(group.get("count", 1) for group in model_config.get("instance_group", []))
+    groups = model_config.get("instance_group", [])
+    num_instances = sum(group.get("count", 1) * max(1, len(group.get("gpus", []))) for group in groups)
     if num_instances > 1:
         raise ConfigError(f"instance_group must have one instance, not {num_instances}: each would load its own model")
     return config, mode
-
-
-def _is_tritons(key: str) -> bool:
-    """Parameters that the Python backend reads itself."""
-    return key in ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")

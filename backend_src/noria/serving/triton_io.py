@@ -175,13 +175,17 @@ def _strings(name: str, values: list[str], shape: tuple[int, ...]) -> Any:
 def _logprobs_json(part: ChunkPart, decode: Callable[[int], str]) -> str:
     """A list with an object per token: {token id: {logprob, rank, decoded_token}}, the chosen token first.
 
-    rank is 1 for the likeliest; it is left out for a chosen token that is not among the k likeliest.
+    rank is 1 for the likeliest.
     """
+
+    def value(token_id: int, logprob: float | None, rank: int | None) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": decode(token_id)}
+
     entries = []
     for token in part.tokens:
-        entry = {str(token.token_id): {"logprob": token.logprob, "decoded_token": decode(token.token_id)}}
+        entry = {str(token.token_id): value(token.token_id, token.logprob, token.rank)}
         for rank, (token_id, logprob) in enumerate(token.top_logprobs, start=1):
-            entry[str(token_id)] = {"logprob": logprob, "rank": rank, "decoded_token": decode(token_id)}
+            entry.setdefault(str(token_id), value(token_id, logprob, rank))
         entries.append(entry)
     return json.dumps(entries)
 

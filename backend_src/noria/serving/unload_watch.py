@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 log = logging.getLogger(__name__)
 
 PROBE_S = 0.5
+MAX_FAILURES = 3
 # what servers since 2.51 say of a model that takes no requests any more
 _UNLOADING_WORDS = ("is not ready", "no available versions", "unknown model", "server is stopping", "server exiting")
 
@@ -27,19 +28,22 @@ class UnloadWatch:
         self._model_name = model_name
         self._clock = clock
         self._next_probe = 0.0
-        self._is_on = True
+        self._num_failures = 0
 
     def is_unloading(self) -> bool:
         now = self._clock()
-        if not self._is_on or now < self._next_probe:
+        if self._num_failures >= MAX_FAILURES or now < self._next_probe:
             return False
         self._next_probe = now + PROBE_S
         try:
-            return self._probe()
+            is_unloading = self._probe()
         except Exception:
-            log.warning("an unload will wait for open streams: the server cannot be asked about it", exc_info=True)
-            self._is_on = False
+            self._num_failures += 1
+            if self._num_failures == MAX_FAILURES:
+                log.warning("an unload will wait for open streams: the server cannot be asked about it", exc_info=True)
             return False
+        self._num_failures = 0
+        return is_unloading
 
     def _probe(self) -> bool:
         # the required input is missing, so Triton refuses this before it would reach `execute`
