@@ -1,4 +1,4 @@
-# Everything runs from .venv, which the first target that needs it sets up. PYTHON may be 3.10, 3.11 or 3.12.
+# Everything runs from .venv, which the first target that needs it sets up. PYTHON may be 3.11 or 3.12.
 PYTHON ?= python3
 VENV := .venv
 MODE ?= inflight
@@ -33,8 +33,10 @@ clean:
 
 # The lock is complete, so nothing is resolved: what is installed is what was tested.
 $(INSTALLED): requirements.lock pyproject.toml
-	@echo "setting up $(VENV) (about two minutes, once)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
+		{ echo "PYTHON must be Python 3.11 or 3.12, for which requirements.lock was made; $(PYTHON) is not"; exit 1; }
+	@echo "setting up $(VENV): about two minutes and 1.6 GB, once"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	$(VENV)/bin/pip install --disable-pip-version-check --no-deps -r requirements.lock
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -132,7 +132,8 @@ def _run_serve(args: argparse.Namespace) -> int:
     )
     _prepare_model(options)
     with RunningServer(options) as server:
-        print(f"noria: ready, mode {options.mode}: grpc {server.grpc_url}  http {server.http_url}", flush=True)
+        urls = f"grpc {server.grpc_url}, http {server.http_url}, metrics {server.metrics_address}"
+        _say(f"ready, mode {options.mode}: {urls}; Ctrl-C or SIGTERM stops it")
         return server.wait()
 
 

@@ -118,7 +118,7 @@ def load_engine_config(
     if parameters:
         values |= _read("the config's parameters", dict(parameters))
     if environment:
-        values |= _read(ENVIRONMENT_VARIABLE, decode_object(ENVIRONMENT_VARIABLE, environment))
+        values |= _read(f"{ENVIRONMENT_VARIABLE} or --engine", decode_object(ENVIRONMENT_VARIABLE, environment))
     return EngineConfig(**values)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from noria_client.client import Client
-from noria_client.errors import ServerError
+from noria_client.errors import UNKNOWN, ServerError
 
 EXIT_COMMAND = "/exit"
 PROMPT = "you> "
@@ -77,4 +77,5 @@ def chat(conversation: Conversation, ask: Callable[[str], str], out: TextIO) -> 
 
 def error_line(error: ServerError) -> str:
     """A server's error as one line, whatever the server wrote."""
-    return "error: " + " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    return "error: " + text.removeprefix(f"{UNKNOWN}: ")

@@ -67,7 +67,8 @@ def add_chat(subparsers: Any) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     _add_server_arguments(parser)
-    _add_sampling_arguments(parser, default_max_tokens=512)
+    # a small model is at its best with the likeliest tokens
+    _add_sampling_arguments(parser, default_max_tokens=512, default_temperature=0.0)
     parser.set_defaults(run=run_chat)
 
 
@@ -132,7 +133,6 @@ def run_generate(args: argparse.Namespace) -> int:
         print(error_line(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -202,13 +202,16 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_sampling_arguments(parser: argparse.ArgumentParser, default_max_tokens: int) -> None:
-    group = parser.add_argument_group("sampling", "What is not given is left to the server.")
+def _add_sampling_arguments(
+    parser: argparse.ArgumentParser, default_max_tokens: int, default_temperature: float | None = None
+) -> None:
+    group = parser.add_argument_group("sampling", "What is not given and has no default here is left to the server.")
     group.add_argument(
         "--max-tokens", type=int, default=default_max_tokens, metavar="N", help=f"default: {default_max_tokens}"
     )
     for name, kind, help_text in _SAMPLING_FLAGS:
         group.add_argument("--" + name.replace("_", "-"), type=kind, metavar="N", help=help_text)
+    group.set_defaults(temperature=default_temperature)
     group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer before TEXT; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's own end")
 
@@ -224,7 +227,13 @@ def _client(args: argparse.Namespace) -> Client:
 
 
 def _print_stream(client: Client, prompt: Prompt, args: argparse.Namespace) -> None:
-    with closing(client.stream(prompt, timeout_s=args.timeout, **_sampling(args))) as deltas:
-        for delta in deltas:
-            print(delta.text, end="", flush=True)
-    print()
+    has_begun = False
+    try:
+        with closing(client.stream(prompt, timeout_s=args.timeout, **_sampling(args))) as deltas:
+            for delta in deltas:
+                print(delta.text, end="", flush=True)
+                has_begun = True
+    finally:
+        # an error, too, begins on a line of its own
+        if has_begun:
+            print(flush=True)

@@ -49,12 +49,13 @@ class HttpTransport:
 
     def responses(self, request: TextRequest) -> Generator[Outputs, None, None]:
         """The responses to one request; closing the generator cancels the request on the server."""
+        is_decoupled = self.traits().is_decoupled
         connection = http.client.HTTPConnection(self._url, timeout=request.client_timeout_s)
         deadline = None if request.client_timeout_s is None else time.monotonic() + request.client_timeout_s
         try:
-            connection.request("POST", _path(self._model, _endpoint(request)), to_body(request), _HEADERS)
+            connection.request("POST", _path(self._model, _endpoint(is_decoupled)), to_body(request), _HEADERS)
             response = connection.getresponse()
-            if request.is_streamed and response.status == 200:
+            if is_decoupled and response.status == 200:
                 for event in events(_lines(response, deadline)):
                     yield _outputs(_decode(response.status, event))
             else:
@@ -95,10 +96,11 @@ class AsyncHttpTransport:
     async def responses(self, request: TextRequest) -> AsyncGenerator[Outputs, None]:
         """The responses to one request; closing the generator cancels the request on the server."""
         timeout = aiohttp.ClientTimeout(total=request.client_timeout_s)
-        path = _path(self._model, _endpoint(request))
+        is_decoupled = (await self.traits()).is_decoupled
+        path = _path(self._model, _endpoint(is_decoupled))
         try:
             async with self._session.post(path, data=to_body(request), headers=_HEADERS, timeout=timeout) as response:
-                if request.is_streamed and response.status == 200:
+                if is_decoupled and response.status == 200:
                     async for line in response.content:
                         for event in events([line]):
                             yield _outputs(_decode(response.status, event))
@@ -143,8 +145,9 @@ def _lines(response: http.client.HTTPResponse, deadline: float | None) -> Genera
         yield line
 
 
-def _endpoint(request: TextRequest) -> str:
-    return "generate_stream" if request.is_streamed else "generate"
+def _endpoint(is_decoupled: bool) -> str:
+    """Also for an answer that comes whole: of a client that leaves `generate` tritonserver tells the model nothing."""
+    return "generate_stream" if is_decoupled else "generate"
 
 
 def _path(model: str, endpoint: str) -> str:

@@ -41,9 +41,9 @@ def _update(progress: Progress, task: TaskID, run: LoadRun, started_s: float) ->
 
 
 def progress_line(run: LoadRun, elapsed_s: float) -> str:
-    """For example `8 running, 12 of 32 finished, 1 failed, 93.1 tokens/s`."""
-    parts = [f"{run.num_running} running", f"{len(run.records)} of {run.num_requests} finished"]
+    """For example `8 open, 12 of 32 finished, 1 failed, 93.1 tokens/s so far`."""
+    parts = [f"{run.num_running} open", f"{len(run.records)} of {run.num_requests} finished"]
     if run.num_errors:
         parts.append(f"{run.num_errors} failed")
-    parts.append(f"{run.num_tokens / elapsed_s if elapsed_s > 0 else 0:.1f} tokens/s")
+    parts.append(f"{run.num_tokens / elapsed_s if elapsed_s > 0 else 0:.1f} tokens/s so far")
     return ", ".join(parts)

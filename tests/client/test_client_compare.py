@@ -62,7 +62,7 @@ def test_progress_is_printed_line_by_line_off_a_terminal(start_server, console, 
     compare(["inflight"], start_server, workload_of("!slow a b c"), model="stream", console=console)
     lines = console.file.getvalue().splitlines()
     assert lines[0] == "inflight: starting the server"
-    assert lines[1].startswith("inflight: 1 running, 0 of 1 finished, ")
+    assert lines[1].startswith("inflight: 1 open, 0 of 1 finished, ")
 
 
 def test_progress_is_a_bar_on_a_terminal(start_server):

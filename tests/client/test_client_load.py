@@ -84,4 +84,4 @@ def test_bad_concurrency(echo_server):
 
 def test_progress_line():
     run = LoadRun(num_requests=4, num_sent=3, num_tokens=50)
-    assert progress_line(run, 2.0) == "3 running, 0 of 4 finished, 25.0 tokens/s"
+    assert progress_line(run, 2.0) == "3 open, 0 of 4 finished, 25.0 tokens/s so far"

@@ -5,7 +5,7 @@ import urllib.request
 from typing import Any
 
 from noria.serving.server import RunningServer
-from support.raw_triton import RawResponse, RawStream, infer, text_inputs
+from support.raw_triton import RawInfer, RawResponse, RawStream, text_inputs
 
 PROMPT = "The capital of France is"
 ALL_OUTPUTS = dict.fromkeys(
@@ -116,7 +116,7 @@ def test_several_prompts_in_one_request_are_one_closed_batch(start_server: Any) 
 def test_the_variants_that_are_not_decoupled_answer_a_plain_infer(start_server: Any) -> None:
     for mode in ("static_unary", "dynamic_unary"):
         server = start_server(mode)
-        response = infer(server.grpc_url, text_inputs(PROMPT, {"max_tokens": 12, "temperature": 0}))
+        response = RawInfer(server.grpc_url, text_inputs(PROMPT, {"max_tokens": 12, "temperature": 0})).result()
         assert response.outputs["text_output"][0].startswith(PROMPT + " Paris")
         body = {"text_input": PROMPT, "max_tokens": 12, "temperature": 0}
         assert _post(server, "generate", body)["text_output"] == response.outputs["text_output"][0]

@@ -6,11 +6,12 @@ import time
 import urllib.request
 from typing import Any
 
+import pytest
 import tritonclient.grpc as grpcclient
 
 from noria.serving.server import RunningServer
 from noria_client.server_metrics import parse_metrics
-from support.raw_triton import RawStream, text_inputs
+from support.raw_triton import RawInfer, RawStream, text_inputs
 
 PROMPT = "The capital of France is"
 LONG = {"max_tokens": 2000, "ignore_eos": True, "temperature": 0}
@@ -99,3 +100,35 @@ def test_an_unload_ends_a_live_stream_with_an_error_and_a_load_after_it_serves_a
         time.sleep(0.1)
     client.load_model("llm")
     assert "Paris" in answer(any_mode)
+
+
+def test_one_member_of_a_closed_batch_leaves_and_the_others_go_on(start_server: Any) -> None:
+    server = start_server("static")
+    # sent within the half second in which static collects its batch
+    leaver = RawStream(server.grpc_url, text_inputs(PROMPT, LONG, stream=True))
+    stayer = RawStream(server.grpc_url, text_inputs(PROMPT, LONG | {"max_tokens": 60}, stream=True))
+    leaver.next()
+    leaver.cancel()
+    responses = stayer.all()
+    assert all(response.error is None for response in responses)
+    wait_until_idle(server)
+
+
+@pytest.mark.parametrize("mode", ["static_unary", "dynamic_unary"])
+def test_a_plain_infer_can_be_cancelled_time_out_and_be_unloaded(start_server: Any, mode: str) -> None:
+    server = start_server(mode)
+    client = grpcclient.InferenceServerClient(server.grpc_url)
+    cancelled = RawInfer(server.grpc_url, text_inputs(PROMPT, LONG))
+    time.sleep(1.5)
+    assert gauge(server, "noria_kv_blocks_held") > 0
+    cancelled.cancel()
+    wait_until_idle(server)
+    late = RawInfer(server.grpc_url, text_inputs(PROMPT, LONG), timeout_us=1_000_000)
+    assert late.result().error == "the request's timeout passed before it was done"
+    wait_until_idle(server)
+    unloaded = RawInfer(server.grpc_url, text_inputs(PROMPT, LONG))
+    time.sleep(1.5)
+    client.unload_model("llm")
+    assert unloaded.result().error == "the model is being unloaded"
+    client.load_model("llm")
+    assert "Paris" in RawInfer(server.grpc_url, text_inputs(PROMPT, SHORT)).result().outputs["text_output"][0]

@@ -70,14 +70,27 @@ class RawStream:
         return False
 
 
-def infer(url: str, inputs: Mapping[str, Any], model: str = "llm") -> RawResponse:
-    """A plain infer, for a model that is not decoupled. Raises InferenceServerException."""
-    client = grpcclient.InferenceServerClient(url)
-    max_batch_size = client.get_model_config(model).config.max_batch_size
-    tensors = [_input(name, value, is_batched=max_batch_size > 0) for name, value in inputs.items()]
-    result = client.infer(model, tensors)
-    outputs = {output.name: _values(result.as_numpy(output.name)) for output in result.get_response().outputs}
-    return RawResponse(outputs, True)
+class RawInfer:
+    """A plain infer under way, for a model that is not decoupled."""
+
+    def __init__(self, url: str, inputs: Mapping[str, Any], model: str = "llm", timeout_us: int | None = None) -> None:
+        client = grpcclient.InferenceServerClient(url)
+        max_batch_size = client.get_model_config(model).config.max_batch_size
+        tensors = [_input(name, value, is_batched=max_batch_size > 0) for name, value in inputs.items()]
+        self._received: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._call = client.async_infer(
+            model, tensors, lambda result, error: self._received.put((result, error)), timeout=timeout_us
+        )
+
+    def result(self) -> RawResponse:
+        result, error = self._received.get(timeout=RESPONSE_TIMEOUT_S)
+        if error is not None:
+            return RawResponse({}, True, error.message(), error.status())
+        outputs = {output.name: _values(result.as_numpy(output.name)) for output in result.get_response().outputs}
+        return RawResponse(outputs, True)
+
+    def cancel(self) -> None:
+        self._call.cancel()
 
 
 def text_inputs(text: Any, sampling: Mapping[str, Any] | bytes | None = None, **inputs: Any) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
         config.model, Path(config.cache_dir) if config.cache_dir else None, config.dtype, progress
     )
     progress(f"loading {model_dir}")
-    tokenizer = load_tokenizer(model_dir)
     runner = build_runner(config, model_dir)
+    tokenizer = load_tokenizer(model_dir)
     model, num_blocks = runner.decoder.config, runner.cache.num_blocks
     limits = request_limits(config, model.max_position_embeddings, num_blocks * config.block_size, model.vocab_size)
     try:

@@ -46,7 +46,8 @@ def resolve_model(model: str, cache_dir: Path | None, dtype: str, progress: Call
             return path
         if not path.is_file():
             raise ConfigError(
-                f"model must be {EMBEDDED_MODEL!r}, a Hugging Face directory or a .gguf file, not {model!r}"
+                f"model must be {EMBEDDED_MODEL!r}, a Hugging Face directory or a .gguf file "
+                f"on this machine (nothing is downloaded), not {model!r}"
             )
         if path.suffix != ".gguf":
             raise ConfigError(f"model is a file, so its name must end in .gguf: {model!r}")

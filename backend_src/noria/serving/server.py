@@ -8,14 +8,17 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from noria.config import ENVIRONMENT_VARIABLE, decode_object, default_cache_dir, own_parameters
 from noria.errors import ConfigError, EngineFailure
@@ -128,13 +131,15 @@ def prepare(options: ServerOptions) -> tuple[list[str], dict[str, str]]:
 class RunningServer:
     """A tritonserver of our own: started, waited for, stopped by its process id. Use as a context manager.
 
-    log_path: where its output goes; quoted when it does not become ready. None leaves it on the terminal.
+    log_path: where its output goes; None passes it on to our standard error. Quoted when it does not become ready.
     """
 
     def __init__(self, options: ServerOptions, log_path: Path | None = None) -> None:
         self.options = options
         self.log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
+        self._echo: threading.Thread | None = None
+        self._last_lines: deque[bytes] = deque(maxlen=1000)
 
     @property
     def http_url(self) -> str:
@@ -168,24 +173,33 @@ class RunningServer:
 
     def start(self) -> None:
         command, environment = prepare(self.options)
-        with self.log_path.open("wb") if self.log_path else nullcontext() as log:
-            # a session of its own, so that a Ctrl-C in the terminal reaches us first and we stop the server in order
+        with self.log_path.open("wb") if self.log_path else nullcontext(subprocess.PIPE) as output:
+            # A session of its own, so that a Ctrl-C in the terminal reaches us first and we stop the server in order.
             # The stub has its working directory on sys.path; the repository's own holds no Python packages.
             self._process = subprocess.Popen(
                 command,
                 env=environment,
                 cwd=self.options.repository,
-                stdout=log,
-                stderr=subprocess.STDOUT if log else None,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        if self._process.stdout is not None:
+            self._echo = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)
+            self._echo.start()
+
+    def _pass_on(self, output: IO[bytes]) -> None:
+        for line in output:
+            self._last_lines.append(line)
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
 
     def wait(self) -> int:
         """Until the server ends by itself; its exit code."""
         assert self._process is not None
         return self._process.wait()
 
-    def wait_until_ready(self, on_wait: Callable[[float], None] | None = None) -> None:
+    def wait_until_ready(self) -> None:
         """Raises EngineFailure with the log's errors if the server ends, or is not ready in time."""
         assert self._process is not None
         start = time.monotonic()
@@ -194,8 +208,6 @@ class RunningServer:
                 raise EngineFailure(f"tritonserver ended with code {self._process.returncode}:\n{self._log_excerpt()}")
             if self._is_ready():
                 return
-            if on_wait is not None:
-                on_wait(time.monotonic() - start)
             time.sleep(0.1)
         raise EngineFailure(f"tritonserver was not ready within {READY_TIMEOUT_S:.0f} s:\n{self._log_excerpt()}")
 
@@ -228,9 +240,12 @@ class RunningServer:
 
     def _log_excerpt(self, num_lines: int = 15) -> str:
         """Why the model did not load, if the log says so; else the log's last errors."""
-        if self.log_path is None:
-            return "see its output above"
-        text = self.log_path.read_text(errors="replace")
+        if self.log_path is not None:
+            text = self.log_path.read_text(errors="replace")
+        else:
+            assert self._echo is not None
+            self._echo.join(timeout=5)
+            text = b"".join(self._last_lines).decode(errors="replace")
         reason = re.search(r"failed to load '[^']*' version \d+: \w+: (.*?)(\\n|\"$)", text, re.MULTILINE)
         if reason is not None:
             return reason[1]

@@ -27,7 +27,7 @@ _FLAGS = {
     "return_num_input_tokens": "returns_num_input_tokens",
     "return_num_output_tokens": "returns_num_output_tokens",
 }
-_REFUSED = {"image": "image input", "embedding_request": "embedding requests"}
+_REFUSED = {"image": "images", "embedding_request": "embedding requests"}
 
 
 @dataclass(frozen=True, slots=True)
