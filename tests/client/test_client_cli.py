@@ -76,7 +76,7 @@ def test_generate_through_the_chat_template(echo_server, capsys):
 def test_an_error_is_one_line(echo_server, capsys):
     assert run("generate", *server_flags(echo_server), "!error two\nlines") == 1
     captured = capsys.readouterr()
-    assert captured.err == "error: UNKNOWN: two lines\n"
+    assert captured.err == "error: two lines\n"
 
 
 def test_chat_without_a_server(capsys):
