@@ -240,3 +240,7 @@ def _server_starter(options: ServerOptions) -> Iterator[Any]:
                 yield ServerUrls(server.grpc_url, server.http_url, server.metrics_address)
 
         yield start
+
+
+if __name__ == "__main__":
+    sys.exit(main())

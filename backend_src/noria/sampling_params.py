@@ -68,8 +68,6 @@ class SamplingParams:
             _check_range(name, getattr(self, name), low, high)
         if self.top_p == 0:
             raise InvalidRequest("top_p must be above 0 and at most 1, not 0")
-        if self.repetition_penalty == 0:
-            raise InvalidRequest("repetition_penalty must be above 0, not 0")
         if self.seed is not None:
             _check_range("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
@@ -108,7 +106,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 100.0),
+    "repetition_penalty": (0.01, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
 }

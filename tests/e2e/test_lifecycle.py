@@ -2,14 +2,21 @@
 
 import http.client
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tritonclient.grpc as grpcclient
 
-from noria.serving.server import RunningServer
+from noria.serving.machine import free_ports
+from noria.serving.server import RunningServer, ServerOptions, default_repository
 from noria_client.server_metrics import parse_metrics
 from support.raw_triton import RawInfer, RawStream, text_inputs
 
@@ -132,3 +139,42 @@ def test_a_plain_infer_can_be_cancelled_time_out_and_be_unloaded(start_server: A
     assert unloaded.result().error == "the model is being unloaded"
     client.load_model("llm")
     assert "Paris" in RawInfer(server.grpc_url, text_inputs(PROMPT, SHORT)).result().outputs["text_output"][0]
+
+
+@pytest.mark.parametrize("mode", ["inflight", "static"])
+def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(mode: str, tmp_path: Path) -> None:
+    ports = free_ports("127.0.0.1", (0, 0, 0))
+    options = ServerOptions(default_repository(), mode, "127.0.0.1", *ports, engine={"kv_cache_gib": 0.3})
+    with RunningServer(options, tmp_path / "server.log") as server:
+        streams = [RawStream(server.grpc_url, text_inputs(PROMPT, LONG, stream=True)) for _ in range(2)]
+        for stream in streams:
+            stream.next()
+        os.kill(server.pid, signal.SIGTERM)
+        for stream in streams:
+            assert stream.all()[-1].error == "the model is being unloaded"
+        assert server.wait() == 0
+
+
+def test_a_killed_launcher_takes_its_server_with_it(tmp_path: Path) -> None:
+    http_port, grpc_port, metrics_port = free_ports("127.0.0.1", (0, 0, 0))
+    command = [sys.executable, "-m", "noria.cli", "serve", "--engine", "kv_cache_gib=0.3"]
+    for kind, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
+        command += [f"--{kind}-port", str(port)]
+    with (tmp_path / "log").open("wb") as log:
+        launcher = subprocess.Popen(command, stderr=log)
+    deadline = time.monotonic() + 60
+    while "ready, mode inflight" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    launcher.kill()
+    launcher.wait()
+    deadline = time.monotonic() + 30
+    while not is_port_free(f"127.0.0.1:{http_port}"):
+        assert time.monotonic() < deadline, "tritonserver outlived its launcher"
+        time.sleep(0.2)
+
+
+def is_port_free(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0

@@ -400,7 +400,7 @@ params_strategy = st.builds(
     top_k=st.integers(-1, 40),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logprobs=st.none() | st.integers(0, 20),

@@ -25,6 +25,7 @@ def test_a_list_of_objects_is_a_conversation() -> None:
         ('[{"role": "user", "content": "x", "name": "y"}]', "and nothing else"),
         ('[{"role": "user", "content": "x"}, 7]', "must have the strings role and content"),
         (r'[{"role": "user", "content": "\ud800"}]', "content in text_input is not valid Unicode"),
+        (r'[{"role": "\ud800", "content": "x"}]', "role in text_input is not valid Unicode"),
     ],
 )
 def test_a_malformed_conversation_is_refused(text: str, message: str) -> None:

@@ -276,7 +276,15 @@ BAD_REQUESTS = {
         "exclude_input_in_output must be",
     ),
     "bad request parameter": (("a",), {"parameters": {"top_k": "x"}}, "top_k must be a whole number, not 'x'"),
-    "bad timeout": (("a",), {"parameters": {"timeout": "soon"}}, "timeout must be a whole number of microseconds"),
+    "timeout a word": (("a",), {"parameters": {"timeout": "soon"}}, "timeout must be from 0 to"),
+    "timeout true": (("a",), {"parameters": {"timeout": True}}, "timeout must be from 0 to"),
+    "timeout a fraction": (("a",), {"parameters": {"timeout": 0.5}}, "timeout must be from 0 to"),
+    "timeout endless": (("a",), {"parameters": {"timeout": "1" + "0" * 320}}, "timeout must be from 0 to"),
+    "repetition penalty tiny": (
+        ("a",),
+        {"sampling": {"repetition_penalty": 1e-38}},
+        "repetition_penalty must be from 0.01",
+    ),
 }
 
 

@@ -54,9 +54,10 @@ def _message(value: Any) -> dict[str, str]:
     is_message = isinstance(value, dict) and set(value) == {"role", "content"}
     if not is_message or not all(isinstance(item, str) for item in value.values()):
         raise InvalidRequest("each message in text_input must have the strings role and content, and nothing else")
-    try:
-        value["content"].encode()
-    except UnicodeEncodeError as error:
-        # a lone surrogate, which JSON can spell and UTF-8 cannot
-        raise InvalidRequest(f"a message's content in text_input is not valid Unicode: {error.reason}") from None
+    for name, item in value.items():
+        try:
+            item.encode()
+        except UnicodeEncodeError as error:
+            # a lone surrogate, which JSON can spell and UTF-8 cannot
+            raise InvalidRequest(f"a message's {name} in text_input is not valid Unicode: {error.reason}") from None
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -128,6 +129,12 @@ def prepare(options: ServerOptions) -> tuple[list[str], dict[str, str]]:
     return server_command(options, install), server_environment(options, install, os.environ)
 
 
+def _end_with_parent() -> None:
+    """Runs in the new process: SIGTERM is sent to it when ours is gone, even if that was killed."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
 class RunningServer:
     """A tritonserver of our own: started, waited for, stopped by its process id. Use as a context manager.
 
@@ -183,6 +190,7 @@ class RunningServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         if self._process.stdout is not None:
             self._echo = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)

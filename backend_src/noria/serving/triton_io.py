@@ -20,6 +20,7 @@ from noria.sampling_params import SamplingParams, parse_sampling_params, samplin
 from noria.serving.prompt import PromptEncoder
 from noria.serving.reply import ChunkPart, Reply, ReplyOptions
 
+MAX_TIMEOUT_US = 2**63 - 1
 _FLAGS = {
     "return_finish_reason": "returns_finish_reason",
     "return_cumulative_logprob": "returns_cumulative_logprob",
@@ -135,12 +136,10 @@ def _sampling_params(
 def _timeout_s(request: Any, parameters: Mapping[str, Any]) -> float | None:
     """gRPC's and infer's timeout come with the request, HTTP `generate`'s as a parameter; both in microseconds."""
     timeout_us = request.timeout() or parameters.get("timeout") or 0
-    try:
+    if isinstance(timeout_us, str) and timeout_us.isascii() and timeout_us.isdigit() and len(timeout_us) < 20:
         timeout_us = int(timeout_us)
-    except (TypeError, ValueError):
-        raise InvalidRequest(f"timeout must be a whole number of microseconds, not {timeout_us!r:.100}") from None
-    if timeout_us < 0:
-        raise InvalidRequest(f"timeout must be at least 0 microseconds, not {timeout_us}")
+    if not isinstance(timeout_us, int) or isinstance(timeout_us, bool) or not 0 <= timeout_us <= MAX_TIMEOUT_US:
+        raise InvalidRequest(f"timeout must be from 0 to {MAX_TIMEOUT_US} microseconds, not {timeout_us!r:.100}")
     return timeout_us / 1e6 if timeout_us else None
 
 

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 PROBE_S = 0.5
 MAX_FAILURES = 3
-# what servers since 2.51 say of a model that takes no requests any more
-_UNLOADING_WORDS = ("is not ready", "no available versions", "unknown model", "server is stopping", "server exiting")
+# what tritonserver 2.51 says: "Model 'llm' is not ready." of a model that is unloaded, "Server not ready" when it stops
+_UNLOADING_WORDS = ("not ready", "no available versions", "unknown model", "stopping", "exiting")
 
 
 class UnloadWatch:
