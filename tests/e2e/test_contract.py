@@ -4,6 +4,8 @@ import json
 import urllib.request
 from typing import Any
 
+import pytest
+
 from noria.serving.server import RunningServer
 from support.raw_triton import RawInfer, RawResponse, RawStream, text_inputs
 
@@ -113,13 +115,13 @@ def test_several_prompts_in_one_request_are_one_closed_batch(start_server: Any) 
         assert joined == text_of(stream(server, prompt, sampling={"max_tokens": 6}))
 
 
-def test_the_variants_that_are_not_decoupled_answer_a_plain_infer(start_server: Any) -> None:
-    for mode in ("static_unary", "dynamic_unary"):
-        server = start_server(mode)
-        response = RawInfer(server.grpc_url, text_inputs(PROMPT, {"max_tokens": 12, "temperature": 0})).result()
-        assert response.outputs["text_output"][0].startswith(PROMPT + " Paris")
-        body = {"text_input": PROMPT, "max_tokens": 12, "temperature": 0}
-        assert _post(server, "generate", body)["text_output"] == response.outputs["text_output"][0]
+@pytest.mark.parametrize("mode", ["static_unary", pytest.param("dynamic_unary", marks=pytest.mark.slow)])
+def test_a_variant_that_is_not_decoupled_answers_a_plain_infer(start_server: Any, mode: str) -> None:
+    server = start_server(mode)
+    response = RawInfer(server.grpc_url, text_inputs(PROMPT, {"max_tokens": 12, "temperature": 0})).result()
+    assert response.outputs["text_output"][0].startswith(PROMPT + " Paris")
+    body = {"text_input": PROMPT, "max_tokens": 12, "temperature": 0}
+    assert _post(server, "generate", body)["text_output"] == response.outputs["text_output"][0]
 
 
 def _post(server: RunningServer, endpoint: str, body: dict[str, Any]) -> Any:

@@ -121,7 +121,7 @@ def test_one_member_of_a_closed_batch_leaves_and_the_others_go_on(start_server: 
     wait_until_idle(server)
 
 
-@pytest.mark.parametrize("mode", ["static_unary", "dynamic_unary"])
+@pytest.mark.parametrize("mode", ["static_unary", pytest.param("dynamic_unary", marks=pytest.mark.slow)])
 def test_a_plain_infer_can_be_cancelled_time_out_and_be_unloaded(start_server: Any, mode: str) -> None:
     server = start_server(mode)
     client = grpcclient.InferenceServerClient(server.grpc_url)
