@@ -36,7 +36,7 @@ from noria_client.report import ModeResult
 from noria_client.workload import Workload
 
 DEMO_QUESTION = "In three sentences: why does a water wheel turn?"
-DEMO_SCALE = 0.2
+DEMO_SCALE = 0.15
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
