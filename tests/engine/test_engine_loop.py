@@ -1,8 +1,7 @@
 """The engine's thread: nobody is left without a last output, whatever goes wrong, in whatever order commands come."""
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,8 +13,7 @@ from noria.errors import EngineFailure
 from noria.sequence import FinishReason
 from support.byte_tokenizer import ByteTokenizer
 from support.engines import HashRunner, make_request, make_scheduler
-
-TIMEOUT_S = 10.0
+from support.waiting import TIMEOUT_S, wait_until
 
 
 class BrokenTokenizer(ByteTokenizer):
@@ -50,13 +48,6 @@ class Fixture:
 @pytest.fixture
 def fixture() -> Fixture:
     return Fixture()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 def test_an_abort_that_overtakes_its_submit_leaves_no_ghost(fixture: Fixture) -> None:

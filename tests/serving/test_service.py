@@ -21,9 +21,9 @@ from noria.serving.triton_metrics import TritonMetrics
 from noria.serving.unload_watch import UnloadWatch
 from support.byte_tokenizer import ByteTokenizer
 from support.fake_pb_utils import FakeRequest, InferenceRequest, InferenceResponse, TritonError
+from support.waiting import TIMEOUT_S, wait_until
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_LEN = 64, 4, 128
-TIMEOUT_S = 10.0
 
 
 class AlphabetRunner:
@@ -83,13 +83,6 @@ class Fixture:
         for request in requests:
             wait_until(lambda request=request: request.sender.num_finals == 1)
         return [request.sender.responses for request in requests]
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 @pytest.fixture(params=["inflight", "static", "dynamic"])

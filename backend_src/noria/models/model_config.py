@@ -78,10 +78,6 @@ class ModelConfig:
                 if token_id is not None and not 0 <= token_id < self.vocab_size:
                     raise ConfigError(f"{name} must be below vocab_size ({self.vocab_size}), not {token_id}")
 
-    @property
-    def num_queries_per_kv(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
     def inv_freq(self) -> list[float]:
         """Radians per position of each rotated pair, [head_dim / 2]; see `rope_scaling.inverse_frequencies`."""
         return inverse_frequencies(self.rope_theta, self.head_dim, self.rope_scaling)
