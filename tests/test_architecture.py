@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "backend_src" / "noria"
-CONTRACTS = {"errors", "config", "sampling_params", "sequence", "scheduler_output"}
+CONTRACTS = {"errors", "presets", "config", "config_sources", "sampling_params", "sequence", "scheduler_output"}
 # layer: the layers that it may import
 ALLOWED = {
     "errors": set(),
     "sampling_params": {"errors"},
-    "config": {"errors"},
+    "config": {"errors", "presets"},
+    "config_sources": {"config", "errors", "presets"},
+    "presets": set(),
     "sequence": {"sampling_params", "errors"},
     "scheduler_output": {"sampling_params"},
     "kernels": set(),

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from noria.config import EngineConfig, load_engine_config
+from noria.config import EngineConfig
+from noria.config_sources import load_engine_config
 from noria.errors import ConfigError
 from noria.serving.server import default_repository
 from noria.serving.service import check_numpy, read_configs

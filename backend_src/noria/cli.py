@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from noria.config import EMBEDDED_MODEL, EngineConfig, load_engine_config
+from noria.config import EMBEDDED_MODEL, EngineConfig
+from noria.config_sources import load_engine_config
 from noria.errors import ConfigError, NoriaError
 from noria.serving.machine import free_ports
 from noria.serving.server import (

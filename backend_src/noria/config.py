@@ -1,30 +1,31 @@
 """EngineConfig: every choice of the engine, as data, checked once and never written back.
 
-Sources, the later over the earlier: the defaults here, `1/engine.json`, the `parameters` of the chosen config.pbtxt,
-the environment variable NORIA_ENGINE (a JSON object; `noria serve --engine KEY=VALUE` sets it).
-Knows nothing of models on disk or devices: what depends on those is checked where they are opened.
+Knows nothing of where the values come from (see `config_sources`), nor of models on disk or devices: what depends on
+those is checked where they are opened.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from noria.errors import ConfigError
+from noria.presets import PRESETS
 
 EMBEDDED_MODEL = "embedded"
-ENVIRONMENT_VARIABLE = "NORIA_ENGINE"
 
-_TRITONS_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 _CHOICES = {
     "batching_mode": ("inflight", "static", "dynamic"),
     "dtype": ("float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
+    "admission": ("max_utilization", "guaranteed_no_evict"),
+    "insertion": ("immediate", "waiting_served_ratio"),
+    "prefill_batching": ("mixed", "separate"),
+    "prefill_order": ("fcfs", "equal_progress"),
+    "preemption": ("recompute", "swap"),
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 256),
@@ -38,7 +39,40 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_queue_size": (1, 2**20),
     "max_queue_tokens": (1, 2**31),
     "num_threads": (1, 1024),
+    "max_prefill_tokens": (1, 2**20),
+    "max_batch_total_tokens": (1, 2**31),
+    "admission_headroom": (0.0, 0.9),
+    "waiting_served_ratio": (0.0, 1000.0),
+    "max_waiting_tokens": (0, 2**20),
+    "num_host_blocks": (0, 2**31),
+    "swap_space_gib": (0.0, 1024),
+    "max_preemptions": (0, 2**20),
+    "priority_levels": (1, 64),
+    "default_priority_level": (1, 64),
+    "priority_ageing_s": (0.001, 1e9),
+    "max_unsent_bytes": (1, 2**31),
+    "slow_reader_timeout_s": (0.0, 1e9),
+    "default_timeout_s": (0.001, 1e9),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """Limits of one priority level, beside those of the whole engine. None is no limit of its own.
+
+    max_queue_size, max_queue_tokens: requests of the level, and their prompt tokens, that may wait.
+    max_prompt_len, max_output_len: tokens of a request of the level.
+    default_timeout_s: the deadline of a request that brings none, in seconds after it came.
+    """
+
+    max_queue_size: int | None = None
+    max_queue_tokens: int | None = None
+    max_prompt_len: int | None = None
+    max_output_len: int | None = None
+    default_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +88,30 @@ class EngineConfig:
     max_num_batched_tokens: tokens computed in one step (in-flight mode); longer prompts are computed in chunks.
     max_model_len, max_prompt_len, max_output_len: tokens of a whole sequence, its prompt, its output; None is what the
         model was made for.
+    preset: the policies of another system, see `presets`; its values have been put in place when this is made.
+    max_prefill_tokens: the part of max_num_batched_tokens that prompts may take (TGI's max_batch_prefill_tokens).
+    chunked_prefill: compute a prompt over several steps where it does not fit into one (Sarathi-Serve, OSDI'24).
+    prefill_batching: mixed computes prompts beside decodes; separate pauses decodes for them (TGI without chunks); with
+        chunked_prefill it alternates.
+    prefill_order: fcfs, or equal_progress, where all prompts under way share the budget.
+    admission: max_utilization joins while the known tokens fit and preempts when blocks run out; guaranteed_no_evict
+        reserves prompt and max_tokens, and never preempts.
+    admission_headroom: share of the blocks that must stay free when a sequence joins others.
+    insertion: immediate, or waiting_served_ratio: TGI's rule, by which waiting sequences join when there are at least
+        waiting_served_ratio as many as run, or after max_waiting_tokens steps without any joining.
+    max_batch_total_tokens: tokens that all sequences in the batch may come to, as far as they are reserved.
+    preemption: recompute drops what the victim has computed; swap copies it to a host pool of num_host_blocks, or as
+        many as fit into swap_space_gib (2**30 bytes), and recomputes when that is full.
+    max_preemptions: after so many, a request joins only with all that it may need reserved, and stays.
+    prefix_caching: blocks of equal beginnings are computed once and shared.
+    priority_levels, default_priority_level: as in Triton's dynamic_batching: 1 is served first.
+    priority_ageing_s: a request counts as one level higher for each so many seconds since it came; None is never.
+    priority_classes: PriorityClass by level.
+    fair_share: between the `user`s of one level, by the tokens each was given (VTC, OSDI'24).
     max_queue_size, max_queue_tokens: requests, and their prompt tokens, that may wait; one more is UNAVAILABLE.
+    default_timeout_s: the deadline of a request that brings none, in seconds after it came.
+    max_unsent_bytes: text that a slow reader may leave unsent before its request is paused;
+        slow_reader_timeout_s: how long it may stay so before it is cancelled.
     num_threads: compute threads on a CPU; None is one per core that this process may use.
     cache_dir: where converted models are kept; None is $XDG_CACHE_HOME/noria or ~/.cache/noria.
     """
@@ -75,99 +132,66 @@ class EngineConfig:
     max_queue_tokens: int | None = None
     num_threads: int | None = None
     cache_dir: str | None = None
+    preset: str | None = None
+    max_prefill_tokens: int | None = None
+    chunked_prefill: bool = True
+    prefill_batching: str = "mixed"
+    prefill_order: str = "fcfs"
+    admission: str = "max_utilization"
+    admission_headroom: float = 0.01
+    insertion: str = "immediate"
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+    max_batch_total_tokens: int | None = None
+    preemption: str = "recompute"
+    num_host_blocks: int | None = None
+    swap_space_gib: float = 1.0
+    max_preemptions: int = 4
+    prefix_caching: bool = True
+    priority_levels: int = 3
+    default_priority_level: int = 2
+    priority_ageing_s: float | None = 30.0
+    priority_classes: Mapping[int, PriorityClass] = field(default_factory=dict)
+    fair_share: bool = False
+    default_timeout_s: float | None = None
+    max_unsent_bytes: int = 2**20
+    slow_reader_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} must be from {low} to {high}, not {value}")
+        _check_ranges(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): a step decodes one token for each"
             )
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, or null, not {self.preset!r}")
+        if self.default_priority_level > self.priority_levels:
+            raise ConfigError(
+                f"default_priority_level must be from 1 to priority_levels ({self.priority_levels}), "
+                f"not {self.default_priority_level}"
+            )
+        for level in self.priority_classes:
+            if not 1 <= level <= self.priority_levels:
+                raise ConfigError(
+                    f"priority_classes: levels are 1 to priority_levels ({self.priority_levels}), not {level}"
+                )
         if not self.model:
             raise ConfigError(f"model must be {EMBEDDED_MODEL!r}, a Hugging Face directory or a .gguf file, not empty")
+
+
+def _check_ranges(values: EngineConfig | PriorityClass) -> None:
+    for name in (entry.name for entry in dataclasses.fields(values) if entry.name in _RANGES):
+        low, high = _RANGES[name]
+        value = getattr(values, name)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{name} must be from {low} to {high}, not {value}")
 
 
 def default_cache_dir() -> Path:
     """Where converted models and other things that can be made again are kept, unless cache_dir says otherwise."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "noria"
-
-
-def load_engine_config(
-    path: Path | None, parameters: Mapping[str, str] | None = None, environment: str | None = None
-) -> EngineConfig:
-    """The engine's configuration from its three sources (see the module's docstring).
-
-    parameters: the config's, all of them strings; those whose keys Triton itself defines have been left out.
-    environment: the text of NORIA_ENGINE.
-    Raises ConfigError, naming the source, the key and what is valid.
-    """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {error}") from None
-        values |= _read(str(path), decode_object(str(path), text))
-    if parameters:
-        values |= _read("the config's parameters", dict(parameters))
-    if environment:
-        values |= _read(f"{ENVIRONMENT_VARIABLE} or --engine", decode_object(ENVIRONMENT_VARIABLE, environment))
-    return EngineConfig(**values)
-
-
-def own_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
-    """A config's parameters less those that Triton's Python backend reads itself."""
-    return {key: value for key, value in parameters.items() if key not in _TRITONS_PARAMETERS}
-
-
-def decode_object(source: str, text: str) -> dict[str, Any]:
-    """A JSON object from `text`. Raises ConfigError naming `source`."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{source} must hold a JSON object, not {type(values).__name__}")
-    return values
-
-
-def _read(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(values) - set(_TYPES))
-    if unknown:
-        raise ConfigError(f"{source}: unknown key {unknown[0]!r}; valid are {', '.join(_TYPES)}")
-    return {key: _convert(source, key, value) for key, value in values.items()}
-
-
-def _convert(source: str, key: str, value: Any) -> Any:
-    """Strictly: a string is read as the key's type (Triton's parameters are strings), anything else must have it."""
-    wanted = _TYPES[key]
-    if (value is None or value == "null") and "None" in wanted:
-        return None
-    if wanted.startswith("str") and isinstance(value, str):
-        return value
-    if not isinstance(value, bool):
-        try:
-            if wanted.startswith("int") and isinstance(value, (int, str)):
-                return int(value)
-            if wanted.startswith("float") and isinstance(value, (int, float, str)):
-                return float(value)
-        except ValueError:
-            pass
-    raise ConfigError(f"{source}: {key} must be {_TYPE_WORDS[wanted]}, not {value!r:.100}")
-
-
-_TYPES = {field.name: str(field.type) for field in dataclasses.fields(EngineConfig)}
-_TYPE_WORDS = {
-    "str": "a string",
-    "str | None": "a string or null",
-    "int": "a whole number",
-    "int | None": "a whole number or null",
-    "float": "a number",
-}

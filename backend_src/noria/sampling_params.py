@@ -1,4 +1,4 @@
-"""What a client may ask of the sampler, checked once when the request is parsed.
+"""What a client may ask of the sampler and of the scheduler, checked once when the request is parsed.
 
 Names and defaults are those of vLLM's SamplingParams, which the clients of Triton's vLLM backend already send.
 Knows nothing of tensors, tokenizers or the vocabulary: token ids are checked against it in `engine.request_limits`.
@@ -20,13 +20,14 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_NAME_LENGTH = 256
 MAX_COUNT = 2**31 - 1
 MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are drawn and when it ends.
+    """How the tokens of one request are drawn, when it ends, and how it is scheduled.
 
     temperature: 0 is greedy (the lowest id wins a tie), otherwise logits are divided by it.
     top_k: keep the k largest logits; 0 or -1 keeps all.
@@ -43,6 +44,9 @@ class SamplingParams:
     n: so many independent answers to the prompt.
     apply_chat_template: read text_input as one user message, or as a JSON list of messages with role and content.
     skip_special_tokens: leave special tokens out of the text.
+    priority: 1 is served first; 0 takes the default level. How many levels there are is the engine's to check.
+    cache_salt: only requests of equal salt share cached prefixes.
+    user: the tenant that the request is charged to where the engine shares fairly between tenants.
     """
 
     max_tokens: int = 16
@@ -62,6 +66,9 @@ class SamplingParams:
     n: int = 1
     apply_chat_template: bool = False
     skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    user: str = ""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -75,6 +82,9 @@ class SamplingParams:
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}")
         self._check_stops()
+        for name in ("cache_salt", "user"):
+            if len(getattr(self, name)) > MAX_NAME_LENGTH:
+                raise InvalidRequest(f"{name} must have at most {MAX_NAME_LENGTH} characters")
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -103,6 +113,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_tokens": (0, MAX_COUNT),
     "top_k": (-1, MAX_COUNT),
     "n": (1, MAX_N),
+    "priority": (0, MAX_COUNT),
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -177,6 +188,14 @@ def _parse_bool(key: str, value: Any) -> bool:
     raise InvalidRequest(f"{key} must be true or false, not {value!r:.100}")
 
 
+def _parse_name(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{key} must be a string, not {value!r:.100}")
+    return value
+
+
 def _optional(parse: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda key, value: None if value is None else parse(key, value)
 
@@ -216,5 +235,8 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "n": _parse_int,
     "apply_chat_template": _parse_bool,
     "skip_special_tokens": _parse_bool,
+    "priority": _parse_int,
+    "cache_salt": _parse_name,
+    "user": _parse_name,
 }
 assert set(_PARSERS) == {field.name for field in dataclasses.fields(SamplingParams)}

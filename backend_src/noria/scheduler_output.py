@@ -49,23 +49,48 @@ class ScheduledSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The contents of one block, all layers, from the cache to the host pool (swap out) or back (swap in).
+
+    source, target: block ids, each in its own pool.
+    """
+
+    source: int
+    target: int
+    is_swap_in: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step. `rows` in the order in which they stand in the batch.
 
+    block_copies: carried out in this order before anything is computed.
+    admitted_request_ids, preempted_request_ids: sequences that joined the batch in this step, and that were driven out
+        of it; swapped_out_request_ids: those of the latter whose blocks went to the host pool.
     num_running, num_waiting: sequences after this decision.
     num_slots: sequences that a step may hold at most (max_num_seqs); what `slot_utilisation` divides by.
     num_allocated_blocks: blocks held by sequences, finished rows of a closed batch included.
+    num_cached_blocks: blocks that no sequence holds, kept for the prefixes in them.
+    num_prefix_tokens, num_prefix_hit_tokens: known tokens of the sequences admitted in this step, and how many of them
+        were found in the prefix cache. num_lost_tokens: of those preempted earlier, how many are computed again.
     num_live_kv_tokens: tokens of unfinished sequences that have a slot once this step has run.
     """
 
     step: int
     rows: tuple[ScheduledSequence, ...]
+    block_copies: tuple[BlockCopy, ...] = ()
+    admitted_request_ids: tuple[int, ...] = ()
     preempted_request_ids: tuple[int, ...] = ()
+    swapped_out_request_ids: tuple[int, ...] = ()
     num_running: int = 0
     num_waiting: int = 0
     num_slots: int = 0
     num_allocated_blocks: int = 0
+    num_cached_blocks: int = 0
     num_live_kv_tokens: int = 0
+    num_prefix_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_lost_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -22,9 +22,16 @@ class FinishReason(str, Enum):
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands: waiting for a slot, running in one, or finished (see `Sequence.finish_reason`)."""
+    """Where a sequence stands.
+
+    waiting: for a slot, with nothing in the cache. swapped: waiting too, with what it had computed in the host pool.
+    paused: set aside while its reader is slow; like waiting or swapped, but in no queue. running: in a slot.
+    finished: see `Sequence.finish_reason`.
+    """
 
     WAITING = "waiting"
+    SWAPPED = "swapped"
+    PAUSED = "paused"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -36,7 +43,7 @@ class Request:
     request_id: unique in the engine's life.
     seed: 64 bits; with a token's position it fixes the random number that the token is drawn with.
     stop_token_ids: every token that ends the sequence, the model's end-of-sequence tokens included unless ignored.
-    deadline: seconds on the engine's monotonic clock; None is no limit.
+    deadline: seconds on the engine's monotonic clock; None is no limit of its own.
     batch_id: common to the requests that Triton, or the client, sent as one batch.
     """
 
@@ -58,25 +65,43 @@ class Sequence:
 
         |<--------- prompt --------->|<------ output ------>|
         |<-- num_computed_tokens -->|<-- to be computed --->|
+
+    level: priority level, 1 is served first. arrival: counts requests as they came; arrived_s: when, on the engine's
+        clock. first_scheduled_s: when it first joined the batch.
+    block_table, host_block_table: blocks of computed tokens, in the cache and, while swapped out, in the host pool.
+    num_promised_blocks: the length that block_table may grow to without asking again.
+    block_hashes: of the full blocks so far needed, for prefix caching; the first num_published_blocks are in the index.
+    num_cached_tokens: found in the prefix cache when it last joined. num_preemptions: times it was driven out.
+    num_lost_tokens: computed before a preemption, and to be computed again.
     """
 
     request: Request
+    level: int = 1
+    arrival: int = 0
+    arrived_s: float = 0.0
+    deadline: float | None = None
     token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    host_block_table: list[int] = field(default_factory=list)
+    num_promised_blocks: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_published_blocks: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_lost_tokens: int = 0
+    first_scheduled_s: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
 
     @property
     def request_id(self) -> int:
         return self.request.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -84,7 +109,12 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens at its longest: the prompt and max_tokens."""
+        return self.num_prompt_tokens + self.request.params.max_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from noria.cli import _parser as cli_parser
-from noria.config import load_engine_config
+from noria.config_sources import load_engine_config
 from noria.serving.machine import MIN_SHM_BYTES
 from noria.serving.server import READY_TIMEOUT_S, STOP_TIMEOUT_S, ServerOptions, check_mode
 

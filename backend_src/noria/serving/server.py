@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from noria.config import ENVIRONMENT_VARIABLE, decode_object, default_cache_dir, own_parameters
+from noria.config import default_cache_dir
+from noria.config_sources import ENVIRONMENT_VARIABLE, decode_object, own_parameters
 from noria.errors import ConfigError, EngineFailure
 from noria.serving.machine import check_ports, check_shm
 from noria.serving.triton_install import TritonInstall, find_triton

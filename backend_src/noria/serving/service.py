@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from noria.config import ENVIRONMENT_VARIABLE, EngineConfig, load_engine_config, own_parameters
+from noria.config import EngineConfig
+from noria.config_sources import ENVIRONMENT_VARIABLE, load_engine_config, own_parameters
 from noria.engine.build import EngineParts, build_engine
 from noria.engine.engine_loop import EngineLoop
 from noria.errors import ConfigError, EngineFailure, InvalidRequest, NoriaError
