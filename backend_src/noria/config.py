@@ -112,6 +112,7 @@ class EngineConfig:
     default_timeout_s: the deadline of a request that brings none, in seconds after it came.
     max_unsent_bytes: text that a slow reader may leave unsent before its request is paused;
         slow_reader_timeout_s: how long it may stay so before it is cancelled.
+    trace_path: a file to record every step in, see `engine.trace`; None records nothing.
     num_threads: compute threads on a CPU; None is one per core that this process may use.
     cache_dir: where converted models are kept; None is $XDG_CACHE_HOME/noria or ~/.cache/noria.
     """
@@ -156,6 +157,7 @@ class EngineConfig:
     default_timeout_s: float | None = None
     max_unsent_bytes: int = 2**20
     slow_reader_timeout_s: float = 30.0
+    trace_path: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

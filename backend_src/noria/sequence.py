@@ -72,7 +72,8 @@ class Sequence:
     num_promised_blocks: the length that block_table may grow to without asking again.
     block_hashes: of the full blocks so far needed, for prefix caching; the first num_published_blocks are in the index.
     num_cached_tokens: found in the prefix cache when it last joined. num_preemptions: times it was driven out.
-    num_lost_tokens: computed before a preemption, and to be computed again.
+    num_dropped_tokens: computed before it was last driven out, and not kept. num_lost_tokens: how many of such had to
+        be computed again, all preemptions together.
     """
 
     request: Request
@@ -90,6 +91,7 @@ class Sequence:
     num_published_blocks: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_dropped_tokens: int = 0
     num_lost_tokens: int = 0
     first_scheduled_s: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING

@@ -32,7 +32,7 @@ def test_static_four_requests_take_500_steps_and_a_third_of_the_slots_is_useful(
     scheduler, runner = make_scheduler(num_blocks=256, batching_mode="static"), HashRunner(256, 4)
     for max_tokens in OUTPUT_LENGTHS:
         scheduler.add(make_request(max_tokens=max_tokens))
-    stats = run_until_idle(scheduler, runner).snapshot(0, 0, 0)
+    stats = run_until_idle(scheduler, runner).snapshot(scheduler)
     assert stats.num_steps == 500
     assert stats.num_slot_steps == stats.num_rows == 2000
     assert stats.num_useful_slot_steps == 670
@@ -175,7 +175,7 @@ def test_deadlines_of_requests_that_have_ended_are_forgotten() -> None:
         request = make_request(deadline=1e12)
         scheduler.add(request)
         scheduler.finish(request.request_id, FinishReason.CANCELLED)
-    assert len(scheduler._deadlines) < 20
+    assert len(scheduler._deadlines._heap) < 20
 
 
 @pytest.mark.parametrize("mode", ["inflight", "static"])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from noria.config import EngineConfig
 from noria.sampling_params import SamplingParams
-from noria.scheduler_output import RowFailure, SampledToken, SchedulerOutput, StepResult
+from noria.scheduler_output import RowFailure, SampledToken, ScheduledSequence, SchedulerOutput, StepResult
 from noria.scheduling.build import build_scheduler
 from noria.scheduling.scheduler import Scheduler
 from noria.sequence import Request
@@ -34,32 +34,44 @@ def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
 
 
 class HashRunner:
-    """Reads its history back from the blocks, as attention would. failing: request ids whose rows are to fail."""
+    """Reads its history back from the blocks, as attention would.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    failing: request ids whose rows are to fail. What they write is poison: whoever reads it fails too.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self._block_size = block_size
-        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        self._blocks: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._host_blocks: list[list[int | None]] = [[None] * block_size for _ in range(num_host_blocks)]
         self.failing: set[int] = set()
         self.outputs: list[SchedulerOutput] = []
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         self.outputs.append(output)
+        for copy in output.block_copies:
+            if copy.is_swap_in:
+                self._blocks[copy.target] = list(self._host_blocks[copy.source])
+            else:
+                self._host_blocks[copy.target] = list(self._blocks[copy.source])
         result: StepResult = {}
         for row in output.rows:
-            if row.is_padding:
-                continue
-            slots = [
-                block * self._block_size + offset for block in row.block_table for offset in range(self._block_size)
-            ]
-            for position, token_id in enumerate(row.token_ids, start=row.num_computed_tokens):
-                self._slots[slots[position]] = token_id
-            if row.sampling is None:
-                continue
-            history = [self._slots[slot] for slot in slots[: row.num_computed_tokens + len(row.token_ids)]]
-            assert None not in history
-            failed = row.request_id in self.failing
-            result[row.request_id] = RowFailure("not finite") if failed else SampledToken(next_token(history))  # type: ignore[arg-type]
+            if not row.is_padding:
+                self._compute(row, result)
         return result
+
+    def _compute(self, row: ScheduledSequence, result: StepResult) -> None:
+        has_failed = row.request_id in self.failing
+        for position, token_id in enumerate(row.token_ids, start=row.num_computed_tokens):
+            block = self._blocks[row.block_table[position // self._block_size]]
+            block[position % self._block_size] = None if has_failed else token_id
+        if row.sampling is None:
+            return
+        length = row.num_computed_tokens + len(row.token_ids)
+        history = [token for block in row.block_table for token in self._blocks[block]][:length]
+        if None in history:
+            result[row.request_id] = RowFailure("not finite")
+        else:
+            result[row.request_id] = SampledToken(next_token(history))  # type: ignore[arg-type]
 
 
 def make_request(
@@ -82,9 +94,9 @@ def make_request(
     )
 
 
-def make_scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
+def make_scheduler(num_blocks: int = 64, num_host_blocks: int = 0, **config: object) -> Scheduler:
     settings = {"batching_mode": "inflight", "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64} | config
-    return build_scheduler(EngineConfig(**settings), num_blocks)  # type: ignore[arg-type]
+    return build_scheduler(EngineConfig(**settings), num_blocks, num_host_blocks)  # type: ignore[arg-type]
 
 
 def step(scheduler: Scheduler, runner: HashRunner) -> SchedulerOutput:

@@ -13,7 +13,7 @@ from typing import Protocol
 from noria.engine.metrics import StatsCounter
 from noria.engine.outputs import EngineStats, RequestOutput
 from noria.engine.text import IncrementalText, TextTokenizer
-from noria.errors import DeadlineExceeded, EngineFailure, NoriaError
+from noria.errors import DeadlineExceeded, EngineFailure, NoriaError, Overloaded
 from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
 from noria.scheduling.scheduler import Scheduler, SequenceUpdate
 from noria.sequence import FinishReason, Request
@@ -51,6 +51,12 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
+    @property
+    def idle_s(self) -> float | None:
+        """Without work: seconds until a paused request's deadline, None where there is none to wait for."""
+        deadline = self._scheduler.next_deadline
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
     def take_outputs(self) -> tuple[RequestOutput, ...]:
         """What has come since the last call. Kept here, so that an exception on the way loses nobody's last output."""
         outputs, self._outputs = tuple(self._outputs), []
@@ -58,7 +64,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
-        return self._counter.snapshot(scheduler.num_running, scheduler.num_waiting, scheduler.num_free_blocks)
+        return self._counter.snapshot(scheduler)
 
     def add(self, request: Request) -> None:
         """Queue a request, or end it at once if it is refused."""
@@ -67,7 +73,7 @@ class Engine:
             self._tokenizer, params.stop, params.skip_special_tokens, params.min_tokens
         )
         try:
-            self._scheduler.add(request)
+            self._scheduler.add(request, self._clock())
         except NoriaError as error:
             self._end(request.request_id, FinishReason.ERROR, error)
             return
@@ -78,6 +84,13 @@ class Engine:
         if self._scheduler.finish(request_id, FinishReason.CANCELLED):
             self._end(request_id, FinishReason.CANCELLED)
 
+    def pause(self, request_id: int) -> None:
+        """The client reads too slowly: compute for others until `resume`. A closed batch goes on regardless."""
+        self._scheduler.pause(request_id)
+
+    def resume(self, request_id: int) -> None:
+        self._scheduler.resume(request_id)
+
     def fail_all(self, error: NoriaError) -> None:
         """End every request that has not ended with `error`, then free what they hold."""
         for request_id in list(self._texts):
@@ -87,14 +100,17 @@ class Engine:
 
     def step(self) -> None:
         """Compute one step, if there is something to compute. A failed step fails just the requests in it."""
-        for request_id in self._scheduler.expire(self._clock()):
+        now = self._clock()
+        for request_id in self._scheduler.expire(now):
             error = DeadlineExceeded("the request's timeout passed before it was done")
             self._end(request_id, FinishReason.DEADLINE, error)
-        scheduled = self._scheduler.schedule()
-        if not scheduled.rows:
-            if self._scheduler.has_work:
-                log.error("nothing can be scheduled though %d requests wait", scheduled.num_waiting)
-                self.fail_all(EngineFailure("the scheduler found no way to go on with this request"))
+        scheduled = self._scheduler.schedule(now)
+        if not scheduled.rows and self._scheduler.has_work:
+            # the watchdog: a policy that leaves everybody waiting is a fault, and to be silent about it would be another
+            log.error("nothing can be scheduled though %d requests wait", scheduled.num_waiting)
+            self.fail_all(EngineFailure("the scheduler found no way to go on with this request"))
+            return
+        if not scheduled.rows and not scheduled.block_copies:
             return
         self._counter.count_step(scheduled)
         try:
@@ -102,9 +118,8 @@ class Engine:
         except Exception as error:
             log.exception("a step failed")
             failure = EngineFailure(f"the step that computed this request failed: {error}")
-            for row in scheduled.rows:
-                if self._scheduler.finish(row.request_id, FinishReason.ERROR):
-                    self._end(row.request_id, FinishReason.ERROR, failure)
+            for request_id in self._scheduler.abandon(scheduled):
+                self._end(request_id, FinishReason.ERROR, failure)
             return
         for update in self._scheduler.update(scheduled, result):
             self._take(update)
@@ -148,5 +163,5 @@ class Engine:
     ) -> None:
         """The last output of a request."""
         del self._texts[request_id]
-        self._counter.count_end(has_failed=reason not in (FinishReason.STOP, FinishReason.LENGTH))
+        self._counter.count_end(reason, is_refused=isinstance(error, Overloaded))
         self._outputs.append(RequestOutput(request_id, text, (token,) if token else (), reason, error))

@@ -30,6 +30,12 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pause:
+    request_ids: tuple[int, ...]
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -40,7 +46,7 @@ class EngineLoop:
     def __init__(self, engine: Engine, deliver: Callable[[StepReport], None]) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._commands: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Submit | _Abort | _Pause | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="noria-engine", daemon=True)
         self._is_stopped = False
         # guards the end: whatever was submitted before it is answered, whatever comes after it is refused
@@ -65,6 +71,13 @@ class EngineLoop:
     def abort(self, request_ids: Sequence[int]) -> None:
         """Forget these requests before the next step, also those whose `submit` is still to come."""
         self._commands.put(_Abort(tuple(request_ids)))
+
+    def pause(self, request_ids: Sequence[int]) -> None:
+        """Compute nothing more for these requests until `resume`."""
+        self._commands.put(_Pause(tuple(request_ids), is_over=False))
+
+    def resume(self, request_ids: Sequence[int]) -> None:
+        self._commands.put(_Pause(tuple(request_ids), is_over=True))
 
     def stop(self, timeout_s: float) -> bool:
         """End every live request with an error and the thread with it. False if it did not end in time."""
@@ -97,13 +110,16 @@ class EngineLoop:
     def _take_commands(self) -> None:
         """Carry out what has been asked, waiting for it only when there is nothing else to do."""
         try:
-            self._carry_out(self._commands.get(block=not self._engine.has_work))
+            if self._engine.has_work:
+                self._carry_out(self._commands.get_nowait())
+            else:
+                self._carry_out(self._commands.get(timeout=self._engine.idle_s))
             while not self._is_stopped:
                 self._carry_out(self._commands.get_nowait())
         except queue.Empty:
             return
 
-    def _carry_out(self, command: _Submit | _Abort | _Stop) -> None:
+    def _carry_out(self, command: _Submit | _Abort | _Pause | _Stop) -> None:
         match command:
             case _Submit(requests):
                 for request in requests:
@@ -112,6 +128,12 @@ class EngineLoop:
                 for request_id in request_ids:
                     self._engine.abort(request_id)
                 self._aborted_early |= {one for one in request_ids if one > self._last_submitted_id}
+            case _Pause(request_ids, is_over):
+                for request_id in request_ids:
+                    if is_over:
+                        self._engine.resume(request_id)
+                    else:
+                        self._engine.pause(request_id)
             case _Stop():
                 self._is_stopped = True
                 self._engine.fail_all(EngineFailure("the model is being unloaded"))

@@ -33,7 +33,13 @@ class EngineStats:
         which an unfinished sequence was computed;
     mean batch = num_rows / num_steps, rows computed per step, padding rows included;
     KV waste = 1 - num_kv_live_slot_steps / num_kv_allocated_slot_steps, the share of allocated token slots that hold no
-        token of an unfinished sequence.
+        token of an unfinished sequence;
+    prefix hit rate = num_prefix_hit_tokens / num_prefix_tokens, the share of the known tokens of sequences that joined
+        the batch which was found in the cache.
+
+    num_swapped_blocks: copied in either direction. num_recomputed_tokens: computed before a preemption, and again.
+    num_rejected, num_expired, num_cancelled: the failed ones that met a full queue, a deadline, or whose client left.
+    num_kv_blocks_held leaves out num_kv_blocks_cached, which nobody holds and anybody may take.
     """
 
     num_steps: int = 0
@@ -46,12 +52,22 @@ class EngineStats:
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
+    num_swap_outs: int = 0
+    num_swapped_blocks: int = 0
+    num_recomputed_tokens: int = 0
+    num_prefix_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
     num_finished: int = 0
     num_failed: int = 0
+    num_rejected: int = 0
+    num_expired: int = 0
+    num_cancelled: int = 0
     num_running: int = 0
     num_waiting: int = 0
+    num_paused: int = 0
     num_kv_blocks: int = 0
     num_kv_blocks_held: int = 0
+    num_kv_blocks_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,73 +1,66 @@
-"""Batching modes: when a waiting sequence may join the batch, and what becomes of a finished row.
+"""Batching modes, who may join the batch and what becomes of a finished row; and all policies of a scheduler together.
 
-Each is a small strategy object that answers questions about the batch and changes nothing.
+Each mode is a small strategy object that answers questions about the batch and changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Protocol
 
-from noria.errors import ConfigError
-from noria.scheduling.kv_cache_manager import KVCacheManager
+from noria.scheduling.admission import Admission, Insertion
+from noria.scheduling.prefill import Prefill
 from noria.sequence import Sequence
 
 
 class BatchingMode(Protocol):
     """What the scheduler asks of a mode.
 
-    keeps_finished_rows: finished sequences stay in the batch as padding rows, blocks and all, until the last ends.
-    has_token_budget: a step computes at most max_num_batched_tokens, longer prompts in chunks.
+    is_closed: a batch enters together and nobody joins it later. Finished sequences stay in it as padding rows, blocks
+        and all, until the last ends; a step computes whatever its members need, whatever the budgets.
     """
 
-    keeps_finished_rows: bool
-    has_token_budget: bool
+    is_closed: bool
 
-    def can_admit(self, candidate: Sequence, running: SequenceOf[Sequence], cache: KVCacheManager) -> bool:
-        """Whether `candidate`, the head of the queue, may join `running` at this step, a free slot given."""
+    def can_join(self, candidate: Sequence, running: SequenceOf[Sequence]) -> bool:
+        """Whether the mode lets `candidate`, the head of the queue, join `running` at this step."""
 
 
 class InFlight:
-    """Iteration-level scheduling (Orca, OSDI'22): whoever waits takes a free slot at the next step.
+    """Iteration-level scheduling (Orca, OSDI'22): whoever waits takes a free slot at the next step."""
 
-    The whole of the known tokens must fit into the free blocks, so that a prompt admitted in chunks does not
-    drive out the very sequences that it was admitted beside.
-    """
+    is_closed = False
 
-    keeps_finished_rows = False
-    has_token_budget = True
-
-    def can_admit(self, candidate: Sequence, running: SequenceOf[Sequence], cache: KVCacheManager) -> bool:
-        return cache.num_missing_blocks(candidate, candidate.num_tokens) <= cache.pool.num_free
+    def can_join(self, candidate: Sequence, running: SequenceOf[Sequence]) -> bool:
+        return True
 
 
 class ClosedBatch:
-    """A batch that enters together and stays closed until its longest sequence ends, as `model.generate()` runs it.
+    """A batch that stays closed until its longest sequence ends, as `model.generate()` runs it.
 
-    Members came in one call (`batch_id`). Every member's prompt and longest output must fit beside the others': a
-    closed batch cannot preempt. Members that do not fit form the next batch.
+    Members came in one call (`batch_id`); those that do not fit beside the others form the next batch.
     """
 
-    keeps_finished_rows = True
-    has_token_budget = False
+    is_closed = True
 
-    def can_admit(self, candidate: Sequence, running: SequenceOf[Sequence], cache: KVCacheManager) -> bool:
+    def can_join(self, candidate: Sequence, running: SequenceOf[Sequence]) -> bool:
         if any(member.num_computed_tokens or member.is_finished for member in running):
             return False
-        if running and running[0].request.batch_id != candidate.request.batch_id:
-            return False
-        num_blocks = sum(cache.num_blocks_for(_max_num_tokens(member)) for member in (*running, candidate))
-        return num_blocks <= cache.pool.num_blocks
+        return not running or running[0].request.batch_id == candidate.request.batch_id
 
 
-def _max_num_tokens(sequence: Sequence) -> int:
-    return sequence.num_prompt_tokens + sequence.request.params.max_tokens
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """All that a scheduler's choices follow. What the knobs mean is said in `EngineConfig`."""
 
-
-def batching_mode(name: str) -> BatchingMode:
-    """The mode that engine.json calls `name`."""
-    if name == "inflight":
-        return InFlight()
-    if name in ("static", "dynamic"):
-        return ClosedBatch()
-    raise ConfigError(f"batching_mode must be one of inflight, static, dynamic, not {name!r}")
+    mode: BatchingMode
+    admission: Admission
+    insertion: Insertion
+    prefill: Prefill
+    has_separate_prefill: bool
+    admission_headroom: float
+    max_num_batched_tokens: int | None
+    max_prefill_tokens: int | None
+    max_batch_total_tokens: int | None
+    max_preemptions: int

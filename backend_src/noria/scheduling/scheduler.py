@@ -1,26 +1,26 @@
 """The scheduler: at every step, which sequences compute how many tokens, in which blocks.
 
-One loop, three verbs: `schedule` decides, the runner computes, `update` takes the result in. In between nothing else is
-called. Knows nothing of tensors, text, threads or clients.
+One loop, three verbs: `schedule` decides, the runner computes, `update` takes the result in; or `abandon`, when the
+runner failed. In between nothing else is called. `step_planner` decides a step; here requests come and end.
+Knows nothing of tensors, text, threads or clients, and has no clock: `now` is in seconds on the caller's.
 """
 
 from __future__ import annotations
 
-import heapq
-import sys
 from dataclasses import dataclass
 
-from noria.errors import InvalidRequest
-from noria.scheduler_output import (
-    RowFailure,
-    SampledToken,
-    SamplingInput,
-    ScheduledSequence,
-    SchedulerOutput,
-    StepResult,
-)
+from noria.scheduler_output import RowFailure, SampledToken, ScheduledSequence, SchedulerOutput, StepResult
+from noria.scheduling.deadlines import Deadlines
 from noria.scheduling.kv_cache_manager import KVCacheManager
-from noria.scheduling.policies import BatchingMode
+from noria.scheduling.pace import Pace
+from noria.scheduling.policies import Policies
+from noria.scheduling.request_rules import RequestRules
+from noria.scheduling.rows import make_padding_row, make_row
+from noria.scheduling.running_batch import RunningBatch
+from noria.scheduling.step_plan import StepPlan
+from noria.scheduling.step_planner import StepPlanner
+from noria.scheduling.swap_space import SwapSpace
+from noria.scheduling.waiting_order import OUTPUT_WEIGHT
 from noria.scheduling.waiting_queue import WaitingQueue
 from noria.sequence import FinishReason, Request, Sequence, SequenceStatus
 
@@ -36,45 +36,62 @@ class SequenceUpdate:
 
 
 class Scheduler:
-    """Waiting and running sequences over one block pool.
-
-    max_num_seqs: rows in a step. max_num_batched_tokens: tokens in a step, where the mode has a budget.
-    """
+    """Sequences that wait, run or are paused, over one block pool and, with `swap`, a pool on the host."""
 
     def __init__(
         self,
-        mode: BatchingMode,
+        policies: Policies,
+        rules: RequestRules,
         cache: KVCacheManager,
+        swap: SwapSpace | None,
         queue: WaitingQueue,
         max_num_seqs: int,
-        max_num_batched_tokens: int,
     ) -> None:
-        self._mode = mode
+        self._mode = policies.mode
+        self._rules = rules
         self._cache = cache
+        self._swap = swap
         self._waiting = queue
-        self._running: list[Sequence] = []
+        self._batch = RunningBatch(cache, swap, max_num_seqs)
+        self._planner = StepPlanner(policies, cache, queue, self._batch)
         self._sequences: dict[int, Sequence] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._paused: dict[int, Sequence] = {}
+        self._deadlines = Deadlines(self._sequences)
+        self._pace = Pace()
+        self._now = 0.0
+        self._num_arrivals = 0
         self._step = 0
 
     @property
     def num_running(self) -> int:
         """Sequences in the batch that have not finished."""
-        return sum(not sequence.is_finished for sequence in self._running)
+        return self._batch.num_live
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
     @property
+    def num_paused(self) -> int:
+        return len(self._paused)
+
+    @property
     def num_free_blocks(self) -> int:
-        return self._cache.pool.num_free
+        """Blocks that no sequence holds, those in the prefix cache included."""
+        return self._cache.pool.num_available
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return self._cache.pool.num_cached
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        """Something waits or runs; a paused sequence does neither."""
+        return len(self._sequences) > len(self._paused)
+
+    @property
+    def next_deadline(self) -> float | None:
+        return self._deadlines.next
 
     def find(self, request_id: int) -> Sequence | None:
         """The live sequence of that id, to be read only."""
@@ -83,22 +100,20 @@ class Scheduler:
     def live_request_ids(self) -> list[int]:
         return list(self._sequences)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now: float = 0.0) -> None:
         """Queue a request. Raises InvalidRequest if it could never fit, Overloaded if the queue is full."""
-        num_tokens = len(request.prompt_token_ids) + request.params.max_tokens
-        if num_tokens > self._cache.num_pool_tokens:
-            raise InvalidRequest(
-                f"the prompt ({len(request.prompt_token_ids)} tokens) and max_tokens ({request.params.max_tokens}) "
-                f"must fit into the KV cache of {self._cache.num_pool_tokens} tokens"
-            )
         if request.request_id in self._sequences:
             raise ValueError(f"request_id {request.request_id} is live already")
-        sequence = Sequence(request)
-        self._waiting.add(sequence, num_free_slots=self._max_num_seqs - len(self._running))
+        self._now = max(self._now, now)
+        level = self._rules.check(request)
+        sequence = Sequence(request, level, self._num_arrivals, now, self._rules.deadline(request, level, now))
+        num_free_slots = self._batch.max_num_seqs - len(self._batch.sequences)
+        self._waiting.check_room(sequence, num_free_slots, self._pace.retry_hint)
+        self._num_arrivals += 1
+        self._waiting.add(sequence)
         self._sequences[request.request_id] = sequence
-        if request.deadline is not None:
-            self._forget_past_deadlines()
-            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
+        if sequence.deadline is not None:
+            self._deadlines.add(sequence.deadline, request.request_id)
 
     def finish(self, request_id: int, reason: FinishReason) -> bool:
         """End a live sequence wherever it is: cancelled, out of time, or at a stop string. False if it is not live.
@@ -108,47 +123,68 @@ class Scheduler:
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        if sequence.status is SequenceStatus.WAITING:
-            self._waiting.remove(sequence)
+        if sequence.status is not SequenceStatus.RUNNING:
+            self._leave_queue(sequence)
         self._end(sequence, reason)
-        self._drop_finished_rows()
+        self._batch.drop_finished(keeps_until_last=self._mode.is_closed)
+        return True
+
+    def pause(self, request_id: int) -> bool:
+        """Set a sequence aside until `resume`: its slot and blocks go to others. False if that is not possible.
+
+        A closed batch pauses nobody: its members are computed to the end whether anyone reads them or not.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or request_id in self._paused or self._mode.is_closed:
+            return False
+        if sequence.status is SequenceStatus.RUNNING:
+            self._batch.leave_early(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.status = SequenceStatus.PAUSED
+        self._paused[request_id] = sequence
+        return True
+
+    def resume(self, request_id: int) -> bool:
+        """Back into the queue, in the place of its arrival. False if it is not paused."""
+        sequence = self._paused.pop(request_id, None)
+        if sequence is None:
+            return False
+        sequence.status = SequenceStatus.SWAPPED if sequence.host_block_table else SequenceStatus.WAITING
+        self._waiting.add(sequence)
         return True
 
     def expire(self, now: float) -> list[int]:
         """End every live sequence whose deadline has passed; their ids."""
-        expired = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heapq.heappop(self._deadlines)
-            if self.finish(request_id, FinishReason.DEADLINE):
-                expired.append(request_id)
+        self._now = max(self._now, now)
+        expired = self._deadlines.pop_passed(now)
+        for request_id in expired:
+            self.finish(request_id, FinishReason.DEADLINE)
         return expired
 
-    def schedule(self) -> SchedulerOutput:
-        """Decide one step: running sequences first, decodes before prompts, then waiting ones as they came."""
-        budget = self._max_num_batched_tokens if self._mode.has_token_budget else sys.maxsize
-        num_scheduled: dict[int, int] = {}
-        preempted: list[int] = []
-        budget = self._schedule_running(num_scheduled, preempted, budget)
-        if not preempted:
-            self._admit(num_scheduled, budget)
-        rows = tuple(
-            self._row(sequence, num_scheduled) for sequence in self._running if self._has_row(sequence, num_scheduled)
-        )
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
+        """Decide one step. Without rows there is nothing to compute, but there may be copies to make."""
+        self._now = max(self._now, now)
+        plan = self._planner.plan(self._now)
+        rows, num_live, num_live_kv_tokens = self._rows(plan)
         if rows:
             self._step += 1
         return SchedulerOutput(
             step=self._step,
             rows=rows,
-            preempted_request_ids=tuple(preempted),
-            num_running=self.num_running,
+            block_copies=self._swap.take_copies() if self._swap else (),
+            admitted_request_ids=tuple(sequence.request_id for sequence in plan.admitted),
+            preempted_request_ids=tuple(sequence.request_id for sequence in plan.preempted),
+            swapped_out_request_ids=tuple(sequence.request_id for sequence in plan.swapped_out),
+            num_running=num_live,
             num_waiting=len(self._waiting),
-            num_slots=self._max_num_seqs,
+            num_slots=self._batch.max_num_seqs,
             num_allocated_blocks=self._cache.pool.num_held,
-            num_live_kv_tokens=sum(
-                sequence.num_computed_tokens + num_scheduled.get(sequence.request_id, 0)
-                for sequence in self._running
-                if not sequence.is_finished
-            ),
+            num_cached_blocks=self._cache.pool.num_cached,
+            num_live_kv_tokens=num_live_kv_tokens,
+            num_prefix_tokens=plan.num_prefix_tokens,
+            num_prefix_hit_tokens=plan.num_prefix_hit_tokens,
+            num_lost_tokens=plan.num_lost_tokens,
         )
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
@@ -159,109 +195,67 @@ class Scheduler:
                 continue
             sequence = self._sequences[row.request_id]
             sequence.num_computed_tokens += len(row.token_ids)
-            if row.sampling is not None:
-                updates.append(self._take(sequence, result[row.request_id]))
-        self._drop_finished_rows()
+            sampled = result[row.request_id] if row.sampling is not None else None
+            if isinstance(sampled, RowFailure):
+                self._cache.distrust(sequence)
+                self._end(sequence, FinishReason.ERROR)
+                updates.append(SequenceUpdate(row.request_id, None, FinishReason.ERROR, sampled.message))
+                continue
+            if sampled is not None:
+                # finite logits attest that all keys and values before them are finite, so others may share them
+                self._cache.publish(sequence)
+                updates.append(self._take(sequence, sampled))
+        self._batch.drop_finished(keeps_until_last=self._mode.is_closed)
         return updates
+
+    def abandon(self, output: SchedulerOutput) -> list[int]:
+        """The step failed: end the sequences in it; their ids. Others lose what may not have been copied."""
+        ended = [row.request_id for row in output.rows if row.request_id in self._sequences]
+        for request_id in ended:
+            self._cache.distrust(self._sequences[request_id])
+            self.finish(request_id, FinishReason.ERROR)
+        if output.block_copies:
+            self._forget_copies(output)
+        return ended
 
     def check_integrity(self) -> None:
         """Raises AssertionError when blocks, places or counters contradict each other."""
-        self._cache.check_integrity(self._running)
-        for sequence in self._waiting:
-            assert sequence.status is SequenceStatus.WAITING
+        running = self._batch.sequences
+        self._cache.check_integrity(running)
+        off_batch = [*self._waiting, *self._paused.values()]
+        if self._swap is not None:
+            self._swap.check_integrity(off_batch)
+        for sequence in off_batch:
+            is_swapped = bool(sequence.host_block_table)
+            assert sequence.status is SequenceStatus.PAUSED or (sequence.status is SequenceStatus.SWAPPED) == is_swapped
             assert not sequence.block_table
-        assert len(self._running) <= self._max_num_seqs
-        live = [*self._waiting, *(sequence for sequence in self._running if not sequence.is_finished)]
-        assert {sequence.request_id for sequence in live} == set(self._sequences)
-        assert len(live) == len(self._sequences)
-        for sequence in live:
-            assert 0 <= sequence.num_computed_tokens < sequence.num_tokens
+            assert bool(sequence.num_computed_tokens) == is_swapped
+        assert len(running) <= self._batch.max_num_seqs
+        live = [*off_batch, *(sequence for sequence in running if not sequence.is_finished)]
+        assert len({sequence.request_id for sequence in live}) == len(live), "a sequence is in two places"
+        assert {sequence.request_id for sequence in live} == set(self._sequences), "a sequence is in no place"
+        for sequence in running:
+            assert sequence.is_finished or sequence.status is SequenceStatus.RUNNING
+            assert sequence.num_computed_tokens <= len(sequence.block_table) * self._cache.block_size
 
-    def _forget_past_deadlines(self) -> None:
-        """Those of requests that have ended, once they are the most: a deadline may lie years ahead."""
-        if len(self._deadlines) > 2 * len(self._sequences) + 16:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
-            heapq.heapify(self._deadlines)
-
-    def _schedule_running(self, num_scheduled: dict[int, int], preempted: list[int], budget: int) -> int:
-        """Tokens for running sequences, oldest first within decodes and within prompts. Returns the budget left."""
-        live = [sequence for sequence in self._running if not sequence.is_finished]
-        for sequence in sorted(live, key=lambda sequence: sequence.num_uncomputed_tokens > 1):
-            if sequence.status is not SequenceStatus.RUNNING:
+    def _rows(self, plan: StepPlan) -> tuple[tuple[ScheduledSequence, ...], int, int]:
+        """The rows of a step, how many live sequences are in the batch, and tokens with a slot once it has run."""
+        rows = []
+        num_live = num_live_kv_tokens = 0
+        for sequence in self._batch.sequences:
+            if sequence.is_finished:
+                rows.append(make_padding_row(sequence, self._cache.block_size))
                 continue
-            num_new_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if num_new_tokens and self._allocate_or_preempt(sequence, num_new_tokens, num_scheduled, preempted):
-                num_scheduled[sequence.request_id] = num_new_tokens
-                budget -= num_new_tokens
-        return budget
+            num_live += 1
+            num_tokens = plan.num_tokens.get(sequence.request.request_id, 0)
+            num_live_kv_tokens += sequence.num_computed_tokens + num_tokens
+            if num_tokens:
+                rows.append(make_row(sequence, num_tokens))
+        return tuple(rows), num_live, num_live_kv_tokens
 
-    def _allocate_or_preempt(
-        self, sequence: Sequence, num_new_tokens: int, num_scheduled: dict[int, int], preempted: list[int]
-    ) -> bool:
-        """Slots for `sequence`, at the cost of the latest arrivals. False when it was itself the latest."""
-        while not self._cache.allocate_slots(sequence, num_new_tokens):
-            victim = self._running[-1]
-            self._preempt(victim)
-            num_scheduled.pop(victim.request_id, None)
-            preempted.append(victim.request_id)
-            if victim is sequence:
-                return False
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue with nothing computed; its tokens, the output's too, are computed again."""
-        self._running.remove(sequence)
-        self._cache.free(sequence)
-        sequence.num_computed_tokens = 0
-        sequence.status = SequenceStatus.WAITING
-        self._waiting.put_back(sequence)
-
-    def _admit(self, num_scheduled: dict[int, int], budget: int) -> None:
-        while budget > 0 and len(self._running) < self._max_num_seqs:
-            sequence = self._waiting.head()
-            if sequence is None or not self._mode.can_admit(sequence, self._running, self._cache):
-                return
-            num_new_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if not self._cache.allocate_slots(sequence, num_new_tokens):
-                return
-            self._waiting.remove(sequence)
-            sequence.status = SequenceStatus.RUNNING
-            self._running.append(sequence)
-            num_scheduled[sequence.request_id] = num_new_tokens
-            budget -= num_new_tokens
-
-    def _has_row(self, sequence: Sequence, num_scheduled: dict[int, int]) -> bool:
-        return sequence.is_finished or sequence.request_id in num_scheduled
-
-    def _row(self, sequence: Sequence, num_scheduled: dict[int, int]) -> ScheduledSequence:
-        start = sequence.num_computed_tokens
-        if sequence.is_finished:
-            last_token = sequence.token_ids[-1:]
-            held = min(start, len(sequence.block_table) * self._cache.block_size)
-            return ScheduledSequence(sequence.request_id, last_token, held, sequence.block_table, None, is_padding=True)
-        stop = start + num_scheduled[sequence.request_id]
-        sampling = self._sampling(sequence) if stop == sequence.num_tokens else None
-        return ScheduledSequence(
-            sequence.request_id, sequence.token_ids[start:stop], start, sequence.block_table, sampling
-        )
-
-    def _sampling(self, sequence: Sequence) -> SamplingInput:
-        request = sequence.request
-        is_too_short = sequence.num_output_tokens < request.params.min_tokens
-        return SamplingInput(
-            params=request.params,
-            seed=request.seed,
-            position=sequence.num_tokens,
-            prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=sequence.output_token_ids if request.params.has_penalties else (),
-            banned_token_ids=sorted(request.stop_token_ids) if is_too_short else (),
-        )
-
-    def _take(self, sequence: Sequence, sampled: SampledToken | RowFailure) -> SequenceUpdate:
-        if isinstance(sampled, RowFailure):
-            self._end(sequence, FinishReason.ERROR)
-            return SequenceUpdate(sequence.request_id, None, FinishReason.ERROR, sampled.message)
+    def _take(self, sequence: Sequence, sampled: SampledToken) -> SequenceUpdate:
         sequence.token_ids.append(sampled.token_id)
+        self._waiting.charge(sequence, OUTPUT_WEIGHT)
         reason = None
         if sampled.token_id in sequence.request.stop_token_ids:
             reason = FinishReason.STOP
@@ -272,18 +266,35 @@ class Scheduler:
         return SequenceUpdate(sequence.request_id, sampled, reason)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """The sequence is in the batch, or has been taken out of its queue."""
         is_answer = reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if not (self._mode.keeps_finished_rows and is_answer):
+        if not (self._mode.is_closed and is_answer):
             self._cache.free(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
+        self._pace.note_end(self._now)
         del self._sequences[sequence.request_id]
 
-    def _drop_finished_rows(self) -> None:
-        """In flight, finished sequences leave at once; a closed batch leaves as a whole."""
-        if self._mode.keeps_finished_rows and self.num_running:
-            return
-        for sequence in self._running:
-            if sequence.is_finished:
+    def _leave_queue(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.PAUSED:
+            del self._paused[sequence.request_id]
+        else:
+            self._waiting.remove(sequence)
+        self._batch.drop_computed(sequence)
+
+    def _forget_copies(self, output: SchedulerOutput) -> None:
+        """Whoever went to the host or came back in a failed step starts again, as the copies may not have been made."""
+        for sequence in [*self._waiting, *self._paused.values()]:
+            if sequence.host_block_table:
+                self._batch.drop_computed(sequence)
+                sequence.status = (
+                    SequenceStatus.PAUSED if sequence.request_id in self._paused else SequenceStatus.WAITING
+                )
+        for request_id in output.admitted_request_ids:
+            sequence = self._sequences.get(request_id)
+            if sequence is not None:
+                self._cache.distrust(sequence)
+                self._batch.sequences.remove(sequence)
                 self._cache.free(sequence)
-        self._running = [sequence for sequence in self._running if not sequence.is_finished]
+                sequence.status = SequenceStatus.WAITING
+                self._waiting.add(sequence)

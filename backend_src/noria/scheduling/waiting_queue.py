@@ -1,60 +1,111 @@
-"""Sequences that wait for a slot, in order of arrival, up to a limit. Knows nothing of blocks or batches."""
+"""Sequences that wait for a slot: levels that age, each with an order and limits. Knows no blocks or batches."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from noria.errors import Overloaded
+from noria.scheduling.waiting_order import ArrivalOrder, WaitingOrder
 from noria.sequence import Sequence
 
 
-class WaitingQueue:
-    """First come, first served. A preempted sequence comes back to the head: it arrived before all that still wait.
+@dataclass(frozen=True, slots=True)
+class QueueLimit:
+    """Sequences that may wait, and their tokens; None is no limit."""
 
-    max_size, max_tokens: limits in sequences and in their tokens; None is no limit.
+    max_size: int | None = None
+    max_tokens: int | None = None
+
+
+class WaitingQueue:
+    """The head is the most urgent sequence; among equals, the one whose turn it is by the level's order.
+
+    limit: of all levels together; level_limits: of single ones besides.
+    ageing_s: a sequence counts as one level higher for each so many seconds since it came, so that nobody starves.
     """
 
-    def __init__(self, max_size: int | None, max_tokens: int | None = None) -> None:
-        self._max_size = max_size
-        self._max_tokens = max_tokens
-        self._sequences: OrderedDict[int, Sequence] = OrderedDict()
-        self._num_tokens = 0
+    def __init__(
+        self,
+        limit: QueueLimit,
+        num_levels: int = 1,
+        level_limits: Mapping[int, QueueLimit] | None = None,
+        ageing_s: float | None = None,
+        make_order: Callable[[], WaitingOrder] = ArrivalOrder,
+    ) -> None:
+        self._limit = limit
+        self._level_limits = level_limits or {}
+        self._ageing_s = ageing_s
+        self._orders = {level: make_order() for level in range(1, num_levels + 1)}
+        self._num_sequences = dict.fromkeys(self._orders, 0)
+        self._num_tokens = dict.fromkeys(self._orders, 0)
+        self._num_preempted = 0
+
+    @property
+    def num_levels(self) -> int:
+        return len(self._orders)
+
+    @property
+    def num_preempted(self) -> int:
+        """Those among them that ran before."""
+        return self._num_preempted
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return sum(self._num_sequences.values())
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences.values())
+        for order in self._orders.values():
+            yield from order
 
-    def add(self, sequence: Sequence, num_free_slots: int = 0) -> None:
-        """To the tail. Raises Overloaded when a limit is reached.
+    def check_room(self, sequence: Sequence, num_free_slots: int, retry_hint: str) -> None:
+        """Raises Overloaded when a limit is reached.
 
         num_free_slots: sequences that will leave the queue at the next step, and do not count. One that is longer than
         max_tokens is taken when nobody waits, since it would never be otherwise.
+        retry_hint: the end of the error's text.
         """
-        if self._max_size is not None and len(self._sequences) >= self._max_size + num_free_slots:
-            raise Overloaded(f"the waiting queue is full: max_queue_size is {self._max_size} requests; try again later")
-        num_tokens = self._num_tokens + sequence.num_tokens
-        if self._max_tokens is not None and self._sequences and num_tokens > self._max_tokens:
-            raise Overloaded(
-                f"the waiting queue is full: it holds {self._num_tokens} prompt tokens, this request has "
-                f"{sequence.num_tokens}, max_queue_tokens is {self._max_tokens}; try again later"
-            )
-        self._insert(sequence)
+        own = self._level_limits.get(sequence.level, QueueLimit())
+        num_tokens, num_own_tokens = sum(self._num_tokens.values()), self._num_tokens[sequence.level]
+        level = f" of priority {sequence.level}"
+        _check(self._limit, len(self), num_tokens, sequence.num_tokens, num_free_slots, "", retry_hint)
+        num_own = self._num_sequences[sequence.level]
+        _check(own, num_own, num_own_tokens, sequence.num_tokens, num_free_slots, level, retry_hint)
 
-    def put_back(self, sequence: Sequence) -> None:
-        """To the head, whatever the limits: a started request is not refused."""
-        self._insert(sequence)
-        self._sequences.move_to_end(sequence.request_id, last=False)
-
-    def head(self) -> Sequence | None:
-        return next(iter(self._sequences.values()), None)
+    def add(self, sequence: Sequence) -> None:
+        """Whatever the limits: those are checked for new requests only, a started one is never refused."""
+        self._orders[sequence.level].push(sequence)
+        self._num_sequences[sequence.level] += 1
+        self._num_tokens[sequence.level] += sequence.num_tokens
+        self._num_preempted += sequence.num_preemptions > 0
 
     def remove(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.request_id]
-        self._num_tokens -= sequence.num_tokens
+        self._orders[sequence.level].remove(sequence)
+        self._num_sequences[sequence.level] -= 1
+        self._num_tokens[sequence.level] -= sequence.num_tokens
+        self._num_preempted -= sequence.num_preemptions > 0
 
-    def _insert(self, sequence: Sequence) -> None:
-        self._sequences[sequence.request_id] = sequence
-        self._num_tokens += sequence.num_tokens
+    def head(self, now: float) -> Sequence | None:
+        heads = [head for order in self._orders.values() if (head := order.head()) is not None]
+        return min(heads, key=lambda head: (self.urgency(head, now), head.arrival), default=None)
+
+    def urgency(self, sequence: Sequence, now: float) -> int:
+        """The level that the sequence counts as by now, waiting or running; 1 is the most urgent."""
+        if self._ageing_s is None or sequence.level == 1:
+            return sequence.level
+        return max(1, sequence.level - int((now - sequence.arrived_s) / self._ageing_s))
+
+    def charge(self, sequence: Sequence, service: float) -> None:
+        """Note what was done for the sequence's user, see `waiting_order.FairOrder`."""
+        self._orders[sequence.level].charge(sequence.request.params.user, service)
+
+
+def _check(
+    limit: QueueLimit, num_sequences: int, num_tokens: int, num_new_tokens: int, num_free: int, level: str, hint: str
+) -> None:
+    if limit.max_size is not None and num_sequences >= limit.max_size + num_free:
+        raise Overloaded(f"the waiting queue is full: max_queue_size{level} is {limit.max_size} requests; {hint}")
+    if limit.max_tokens is not None and num_sequences and num_tokens + num_new_tokens > limit.max_tokens:
+        raise Overloaded(
+            f"the waiting queue is full: it holds {num_tokens} prompt tokens, this request has {num_new_tokens}, "
+            f"max_queue_tokens{level} is {limit.max_tokens}; {hint}"
+        )
