@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from noria.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+# There is one of the next two for each row at each step. They are as good as frozen; being it would triple the 0.4 us
+# that it takes to make one.
+@dataclass(slots=True)
 class SamplingInput:
     """All that drawing one token needs, whatever the rest of the batch is.
 
@@ -30,7 +32,7 @@ class SamplingInput:
     banned_token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledSequence:
     """One row of the batch: `token_ids` are computed at positions num_computed_tokens onwards.
 

@@ -154,6 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not any(row.is_padding for row in output.rows)
         is_decode = {
             row.request_id: len(row.token_ids) == 1
+            and row.sampling is not None
             and row.num_computed_tokens >= len(self.live[row.request_id].prompt_token_ids)
             for row in output.rows
         }

@@ -87,8 +87,10 @@ class KVCacheManager:
 
     def publish(self, sequence: Sequence) -> None:
         """Let others share the blocks that are wholly computed by now."""
+        if not self.has_prefix_cache:
+            return
         num_full = sequence.num_computed_tokens // self.block_size
-        if not self.has_prefix_cache or num_full <= sequence.num_published_blocks:
+        if num_full <= sequence.num_published_blocks:
             return
         extend_hashes(sequence, num_full, self.block_size)
         for index in range(sequence.num_published_blocks, num_full):

@@ -8,12 +8,11 @@ from noria.sequence import Sequence
 
 def make_row(sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
     """`num_new_tokens` of its known tokens; one more is drawn if no known ones are left."""
+    token_ids = sequence.token_ids
     start = sequence.num_computed_tokens
     stop = start + num_new_tokens
-    sampling = _sampling(sequence) if stop == len(sequence.token_ids) else None
-    return ScheduledSequence(
-        sequence.request.request_id, sequence.token_ids[start:stop], start, sequence.block_table, sampling
-    )
+    sampling = _sampling(sequence) if stop == len(token_ids) else None
+    return ScheduledSequence(sequence.request.request_id, token_ids[start:stop], start, sequence.block_table, sampling)
 
 
 def make_padding_row(sequence: Sequence, block_size: int) -> ScheduledSequence:
@@ -27,11 +26,12 @@ def make_padding_row(sequence: Sequence, block_size: int) -> ScheduledSequence:
 def _sampling(sequence: Sequence) -> SamplingInput:
     request = sequence.request
     params = request.params
-    is_too_short = sequence.num_output_tokens < params.min_tokens
+    num_tokens = len(sequence.token_ids)
+    is_too_short = num_tokens - sequence.num_prompt_tokens < params.min_tokens
     return SamplingInput(
         params,
         request.seed,
-        len(sequence.token_ids),
+        num_tokens,
         request.prompt_token_ids,
         sequence.output_token_ids if params.has_penalties else (),
         sorted(request.stop_token_ids) if is_too_short else (),

@@ -25,7 +25,8 @@ from noria.scheduling.waiting_queue import WaitingQueue
 from noria.sequence import FinishReason, Request, Sequence, SequenceStatus
 
 
-@dataclass(frozen=True, slots=True)
+# not frozen for the same reason as ScheduledSequence
+@dataclass(slots=True)
 class SequenceUpdate:
     """What a step gave one sequence. `token` is None when it failed; then `error` says why."""
 
@@ -190,6 +191,7 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Take in what the runner computed for `output`: progress, new tokens, ends."""
         updates = []
+        num_live = len(self._sequences)
         for row in output.rows:
             if row.is_padding:
                 continue
@@ -205,7 +207,8 @@ class Scheduler:
                 # finite logits attest that all keys and values before them are finite, so others may share them
                 self._cache.publish(sequence)
                 updates.append(self._take(sequence, sampled))
-        self._batch.drop_finished(keeps_until_last=self._mode.is_closed)
+        if len(self._sequences) < num_live:
+            self._batch.drop_finished(keeps_until_last=self._mode.is_closed)
         return updates
 
     def abandon(self, output: SchedulerOutput) -> list[int]:
@@ -241,29 +244,32 @@ class Scheduler:
     def _rows(self, plan: StepPlan) -> tuple[tuple[ScheduledSequence, ...], int, int]:
         """The rows of a step, how many live sequences are in the batch, and tokens with a slot once it has run."""
         rows = []
+        num_tokens_by_id = plan.num_tokens
         num_live = num_live_kv_tokens = 0
         for sequence in self._batch.sequences:
-            if sequence.is_finished:
+            if sequence.status is SequenceStatus.FINISHED:
                 rows.append(make_padding_row(sequence, self._cache.block_size))
                 continue
             num_live += 1
-            num_tokens = plan.num_tokens.get(sequence.request.request_id, 0)
+            num_tokens = num_tokens_by_id.get(sequence.request.request_id, 0)
             num_live_kv_tokens += sequence.num_computed_tokens + num_tokens
             if num_tokens:
                 rows.append(make_row(sequence, num_tokens))
         return tuple(rows), num_live, num_live_kv_tokens
 
     def _take(self, sequence: Sequence, sampled: SampledToken) -> SequenceUpdate:
+        request = sequence.request
         sequence.token_ids.append(sampled.token_id)
-        self._waiting.charge(sequence, OUTPUT_WEIGHT)
+        if self._waiting.is_fair:
+            self._waiting.charge(sequence, OUTPUT_WEIGHT)
         reason = None
-        if sampled.token_id in sequence.request.stop_token_ids:
+        if sampled.token_id in request.stop_token_ids:
             reason = FinishReason.STOP
-        elif sequence.num_output_tokens >= sequence.request.params.max_tokens:
+        elif len(sequence.token_ids) - sequence.num_prompt_tokens >= request.params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._end(sequence, reason)
-        return SequenceUpdate(sequence.request_id, sampled, reason)
+        return SequenceUpdate(request.request_id, sampled, reason)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """The sequence is in the batch, or has been taken out of its queue."""

@@ -30,7 +30,7 @@ class StepPlan:
         return min(self._num_left, self._max_prefill_tokens)
 
     def give(self, sequence: Sequence, num_tokens: int) -> None:
-        self.num_tokens[sequence.request_id] = num_tokens
+        self.num_tokens[sequence.request.request_id] = num_tokens
         self._num_left -= num_tokens
 
     def take_back(self, sequence: Sequence) -> None:

@@ -60,13 +60,17 @@ class StepPlanner:
             self._compute_prompts(plan)
 
     def _decode(self, decodes: list[Sequence], plan: StepPlan) -> None:
+        block_size = self._cache.block_size
         for sequence in decodes:
             # unless an older one has driven it out
-            if sequence.status is SequenceStatus.RUNNING and self._grow(sequence, plan):
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            has_slot = sequence.num_computed_tokens < len(sequence.block_table) * block_size
+            if has_slot or self._grow(sequence, plan):
                 plan.give(sequence, 1)
 
     def _grow(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """A slot for its next token, at the cost of less urgent and later ones. False when it was itself the last."""
+        """A block for its next token, at the cost of less urgent and later ones. False when it was itself the last."""
         while not self._cache.allocate_slots(sequence, 1):
             victim = max(self._preemptible(), key=self._victim_order)
             self._preempt(victim, plan)
@@ -153,6 +157,8 @@ class StepPlanner:
 
     def _prompts(self, plan: StepPlan) -> list[Sequence]:
         """Sequences with no tokens in this step yet that have more to compute than a decode, or have just joined."""
+        if len(plan.num_tokens) == len(self._batch.sequences):
+            return []
         return [
             sequence
             for sequence in self._batch.sequences

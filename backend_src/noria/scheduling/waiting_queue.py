@@ -22,6 +22,7 @@ class WaitingQueue:
     """The head is the most urgent sequence; among equals, the one whose turn it is by the level's order.
 
     limit: of all levels together; level_limits: of single ones besides.
+    make_order: of each level. is_fair: the order depends on what `charge` is told.
     ageing_s: a sequence counts as one level higher for each so many seconds since it came, so that nobody starves.
     """
 
@@ -40,10 +41,7 @@ class WaitingQueue:
         self._num_sequences = dict.fromkeys(self._orders, 0)
         self._num_tokens = dict.fromkeys(self._orders, 0)
         self._num_preempted = 0
-
-    @property
-    def num_levels(self) -> int:
-        return len(self._orders)
+        self.is_fair = make_order is not ArrivalOrder
 
     @property
     def num_preempted(self) -> int:
