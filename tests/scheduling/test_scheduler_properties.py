@@ -267,4 +267,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)

@@ -45,7 +45,8 @@ class ClosedBatch:
     is_closed = True
 
     def can_join(self, candidate: Sequence, running: SequenceOf[Sequence]) -> bool:
-        if any(member.num_computed_tokens or member.is_finished for member in running):
+        has_started = any(member.num_computed_tokens > member.num_cached_tokens for member in running)
+        if has_started or any(member.is_finished for member in running):
             return False
         return not running or running[0].request.batch_id == candidate.request.batch_id
 

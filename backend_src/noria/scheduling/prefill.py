@@ -51,8 +51,8 @@ class FirstComeChunks:
 
 
 class EqualProgress:
-    """All prompts advance by the same number of tokens; what a short one leaves goes to the others (TensorRT-LLM's
-    EQUAL_PROGRESS). Where that does not come out even, the first ones get one token more."""
+    """All prompts advance by the same number of tokens, or one more where that does not come out even; what a short one
+    leaves goes to the others (TensorRT-LLM's EQUAL_PROGRESS)."""
 
     is_chunked = True
 
@@ -64,11 +64,7 @@ class EqualProgress:
         # from the smallest claim on, each takes an equal part of what is left, or less if it needs less
         order = sorted(range(len(claims)), key=lambda index: claims[index])
         for num_done, index in enumerate(order):
-            part = budget // (len(claims) - num_done)
+            part = -(-budget // (len(claims) - num_done))
             shares[index] = min(claims[index], part)
             budget -= shares[index]
-        for index, claim in enumerate(claims):
-            if budget and shares[index] < claim:
-                shares[index] += 1
-                budget -= 1
         return shares
