@@ -30,6 +30,7 @@ def run_offline(config: EngineConfig, workload: Workload, progress: Callable[[st
         for index, item in enumerate(workload.items, start=1)
     ]
     records = _run(parts, requests)
+    parts.engine.close()
     counters = _counters(parts.engine.stats()) - _counters(before)
     return summarise(MODE_NAME, len(records), records, counters)
 

@@ -1,6 +1,7 @@
 """The engine's thread: nobody is left without a last output, whatever goes wrong, in whatever order commands come."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -8,11 +9,11 @@ import pytest
 from noria.engine.engine import Engine
 from noria.engine.engine_loop import EngineLoop
 from noria.engine.metrics import StatsCounter
-from noria.engine.outputs import RequestOutput, StepReport
+from noria.engine.outputs import EngineStats, RequestOutput, StepReport
 from noria.errors import EngineFailure
 from noria.sequence import FinishReason
 from support.byte_tokenizer import ByteTokenizer
-from support.engines import HashRunner, make_request, make_scheduler
+from support.engines import HashRunner, expected_output, make_request, make_scheduler
 from support.waiting import TIMEOUT_S, wait_until
 
 
@@ -32,10 +33,12 @@ class Fixture:
         self.tokenizer = BrokenTokenizer()
         self.engine = Engine(make_scheduler(), HashRunner(64, 4), self.tokenizer, StatsCounter(64, 4))
         self.outputs: list[RequestOutput] = []
+        self.stats = EngineStats()
         self.loop = EngineLoop(self.engine, self._deliver)
 
     def _deliver(self, report: StepReport) -> None:
         self.outputs += report.outputs
+        self.stats = report.stats or self.stats
 
     def ends(self) -> dict[int, list[RequestOutput]]:
         ends: dict[int, list[RequestOutput]] = {}
@@ -86,7 +89,7 @@ def test_a_damaged_state_stops_the_engine_but_answers_everybody(
     fixture.loop.start()
     fixture.loop.submit(requests)
     wait_until(lambda: bool(fixture.outputs))
-    monkeypatch.setattr(fixture.engine._scheduler, "schedule", lambda: 1 / 0)
+    monkeypatch.setattr(fixture.engine._scheduler, "schedule", lambda *_: 1 / 0)
     monkeypatch.setattr(fixture.engine._scheduler, "finish", lambda *_: 1 / 0)
     wait_until(lambda: len(fixture.ends()) == 6)
     wait_until(lambda: not fixture.loop._thread.is_alive())
@@ -108,3 +111,60 @@ def test_stop_ends_live_requests_and_those_that_come_too_late(fixture: Fixture) 
         expected = {live.request_id}
     stopper.join(TIMEOUT_S)
     wait_until(lambda: set(fixture.ends()) == expected)
+
+
+def test_the_watchdog_ends_everybody_loudly_when_nothing_can_be_scheduled(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fixture.engine._scheduler._planner, "_admit", lambda plan: None)
+    waiting = [make_request() for _ in range(2)]
+    fixture.loop.start()
+    fixture.loop.submit(waiting)
+    wait_until(lambda: len(fixture.ends()) == 2)
+    errors = {str(ends[0].error) for ends in fixture.ends().values()}
+    assert errors == {"the scheduler found no way to go on with this request"}
+    assert "nothing can be scheduled though" in caplog.text
+    assert fixture.loop.stop(TIMEOUT_S)
+
+
+def test_a_paused_requests_deadline_wakes_an_idle_engine(fixture: Fixture) -> None:
+    paused = make_request(max_tokens=200, deadline=time.monotonic() + 1.0)
+    fixture.loop.start()
+    fixture.loop.submit([paused])
+    wait_until(lambda: bool(fixture.outputs))
+    fixture.loop.pause([paused.request_id])
+    wait_until(lambda: fixture.stats.num_paused == 1)
+    assert not fixture.engine.has_work
+    wait_until(lambda: paused.request_id in fixture.ends())
+    assert fixture.ends()[paused.request_id][0].finish_reason is FinishReason.DEADLINE
+    assert fixture.loop.stop(TIMEOUT_S)
+
+
+def test_a_paused_request_goes_on_where_it_was_when_it_is_resumed(fixture: Fixture) -> None:
+    request = make_request(max_tokens=100)
+    fixture.loop.start()
+    fixture.loop.submit([request])
+    wait_until(lambda: bool(fixture.outputs))
+    fixture.loop.pause([request.request_id])
+    wait_until(lambda: fixture.stats.num_paused == 1)
+    fixture.loop.resume([request.request_id])
+    wait_until(lambda: request.request_id in fixture.ends())
+    tokens = [token.token_id for output in fixture.outputs for token in output.tokens]
+    assert tokens == expected_output(request.prompt_token_ids, 100)
+    assert fixture.loop.stop(TIMEOUT_S)
+
+
+def test_gauges_return_to_zero_after_a_mass_abort(fixture: Fixture) -> None:
+    requests = [make_request(max_tokens=200) for _ in range(20)]
+    fixture.loop.start()
+    fixture.loop.submit(requests)
+    wait_until(lambda: bool(fixture.outputs))
+    fixture.loop.pause([requests[0].request_id])
+    fixture.loop.abort([request.request_id for request in requests])
+    # no request comes after them
+    wait_until(lambda: len(fixture.ends()) == 20)
+    wait_until(lambda: fixture.stats.num_cancelled == 20)
+    stats = fixture.stats
+    assert (stats.num_running, stats.num_waiting, stats.num_paused, stats.num_kv_blocks_held) == (0, 0, 0, 0)
+    assert stats.num_failed == 20
+    assert fixture.loop.stop(TIMEOUT_S)

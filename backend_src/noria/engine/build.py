@@ -10,6 +10,7 @@ from noria.config import EngineConfig
 from noria.engine.engine import Engine
 from noria.engine.metrics import StatsCounter
 from noria.engine.request_limits import RequestLimits, request_limits
+from noria.engine.trace import StepTrace
 from noria.errors import ConfigError
 from noria.models.model_store import resolve_model
 from noria.models.tokenizer import Tokenizer, load_tokenizer
@@ -46,8 +47,12 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
         raise ConfigError(
             f"there is no memory for a step of max_num_batched_tokens ({config.max_num_batched_tokens}) tokens: {error}"
         ) from error
-    engine = Engine(build_scheduler(config, num_blocks), runner, tokenizer, StatsCounter(num_blocks, config.block_size))
+    scheduler = build_scheduler(config, num_blocks, num_host_blocks=runner.num_host_blocks)
+    trace = StepTrace(Path(config.trace_path), config, num_blocks) if config.trace_path else None
+    engine = Engine(scheduler, runner, tokenizer, StatsCounter(num_blocks, config.block_size), trace=trace)
+    host_blocks = f", {runner.num_host_blocks} in the host pool" if runner.num_host_blocks else ""
     progress(
-        f"ready: {num_blocks} KV blocks of {config.block_size} tokens, {config.max_num_seqs} slots, {config.dtype}"
+        f"ready: {num_blocks} KV blocks of {config.block_size} tokens{host_blocks}, {config.max_num_seqs} slots, "
+        f"{config.dtype}"
     )
     return EngineParts(engine, tokenizer, limits, model.eos_token_ids or tokenizer.eos_token_ids)

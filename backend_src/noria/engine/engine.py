@@ -13,6 +13,7 @@ from typing import Protocol
 from noria.engine.metrics import StatsCounter
 from noria.engine.outputs import EngineStats, RequestOutput
 from noria.engine.text import IncrementalText, TextTokenizer
+from noria.engine.trace import StepTrace
 from noria.errors import DeadlineExceeded, EngineFailure, NoriaError, Overloaded
 from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
 from noria.scheduling.scheduler import Scheduler, SequenceUpdate
@@ -37,12 +38,14 @@ class Engine:
         tokenizer: TextTokenizer,
         counter: StatsCounter,
         clock: Callable[[], float] = time.monotonic,
+        trace: StepTrace | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._tokenizer = tokenizer
         self._counter = counter
         self._clock = clock
+        self._trace = trace
         # text of every request that has not been given its last output yet
         self._texts: dict[int, IncrementalText] = {}
         self._outputs: list[RequestOutput] = []
@@ -106,7 +109,7 @@ class Engine:
             self._end(request_id, FinishReason.DEADLINE, error)
         scheduled = self._scheduler.schedule(now)
         if not scheduled.rows and self._scheduler.has_work:
-            # the watchdog: a policy that leaves everybody waiting is a fault, and to be silent about it would be another
+            # the watchdog: a policy that leaves everybody waiting is a fault, and to keep silent would be another
             log.error("nothing can be scheduled though %d requests wait", scheduled.num_waiting)
             self.fail_all(EngineFailure("the scheduler found no way to go on with this request"))
             return
@@ -116,18 +119,30 @@ class Engine:
         try:
             result = self._runner.execute(scheduled)
         except Exception as error:
+            self._record(scheduled, now)
             log.exception("a step failed")
             failure = EngineFailure(f"the step that computed this request failed: {error}")
             for request_id in self._scheduler.abandon(scheduled):
                 self._end(request_id, FinishReason.ERROR, failure)
             return
+        self._record(scheduled, now)
         for update in self._scheduler.update(scheduled, result):
             self._take(update)
+
+    def close(self) -> None:
+        """Finish the trace. Nothing is computed afterwards."""
+        if self._trace is not None:
+            self._trace.close()
 
     def check_integrity(self) -> None:
         """Raises AssertionError when blocks or requests have been lost; for tests and for idle moments."""
         self._scheduler.check_integrity()
         assert set(self._texts) == set(self._scheduler.live_request_ids()), "a request's text outlived it"
+
+    def _record(self, scheduled: SchedulerOutput, started_s: float) -> None:
+        """Before `update`, which changes what the rows refer to."""
+        if self._trace is not None:
+            self._trace.record_step(scheduled, started_s, self._clock())
 
     def _take(self, update: SequenceUpdate) -> None:
         if update.token is None:
@@ -163,5 +178,7 @@ class Engine:
     ) -> None:
         """The last output of a request."""
         del self._texts[request_id]
+        if self._trace is not None:
+            self._trace.record_end(request_id, reason, self._clock())
         self._counter.count_end(reason, is_refused=isinstance(error, Overloaded))
         self._outputs.append(RequestOutput(request_id, text, (token,) if token else (), reason, error))

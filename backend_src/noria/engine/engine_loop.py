@@ -97,6 +97,7 @@ class EngineLoop:
                 self._abandon(EngineFailure(f"the engine failed: {error}"))
             self._deliver(StepReport(self._engine.take_outputs(), self._engine.stats()))
         self._refuse_late_commands()
+        self._engine.close()
 
     def _abandon(self, error: NoriaError) -> None:
         """End all live requests. If what they hold cannot be freed the engine stops, but nobody is left waiting."""

@@ -83,7 +83,6 @@ def _rules(config: EngineConfig, policies: Policies, num_pool_tokens: int) -> Re
     return RequestRules(
         num_pool_tokens=num_pool_tokens,
         max_prefill_tokens=min(budgets) if budgets and not policies.prefill.is_chunked else None,
-        recomputes=policies.admission.can_preempt,
         max_batch_total_tokens=policies.max_batch_total_tokens,
         num_levels=config.priority_levels,
         default_level=config.default_priority_level,

@@ -13,7 +13,6 @@ from noria.sequence import Request
 class RequestRules:
     """num_pool_tokens: of the KV cache. max_prefill_tokens: of one step, where prompts are computed whole; else None.
 
-    recomputes: a request may be preempted, and its output then be computed again with its prompt.
     max_batch_total_tokens: see EngineConfig. num_levels, default_level: of priority. uses_levels: False for closed
         batches, where the order is Triton's.
     default_timeout_s, level_timeouts_s: for requests without a deadline; the level's goes first.
@@ -21,7 +20,6 @@ class RequestRules:
 
     num_pool_tokens: int
     max_prefill_tokens: int | None
-    recomputes: bool
     max_batch_total_tokens: int | None
     num_levels: int
     default_level: int
@@ -39,9 +37,9 @@ class RequestRules:
         if limit is not None and num_prompt_tokens + max_tokens > limit:
             raise InvalidRequest(f"{sizes} must fit into max_batch_total_tokens ({limit})")
         limit = self.max_prefill_tokens
-        if limit is not None and num_prompt_tokens + (max_tokens - 1 if self.recomputes else 0) > limit:
-            what = sizes if self.recomputes else f"the prompt ({num_prompt_tokens} tokens)"
-            raise InvalidRequest(f"{what} must fit into one step of {limit} tokens, as chunked_prefill is off")
+        # whoever is preempted or paused has his output computed again together with his prompt
+        if limit is not None and num_prompt_tokens + max_tokens - 1 > limit:
+            raise InvalidRequest(f"{sizes} must fit into one step of {limit} tokens, as chunked_prefill is off")
         return self._level(request.params.priority)
 
     def deadline(self, request: Request, level: int, now: float) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from noria.scheduler_output import RowFailure, SampledToken, ScheduledSequence, SchedulerOutput, StepResult
 from noria.scheduling.deadlines import Deadlines
+from noria.scheduling.integrity import check_places
 from noria.scheduling.kv_cache_manager import KVCacheManager
 from noria.scheduling.pace import Pace
 from noria.scheduling.policies import Policies
@@ -224,22 +225,12 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError when blocks, places or counters contradict each other."""
         running = self._batch.sequences
-        self._cache.check_integrity(running)
         off_batch = [*self._waiting, *self._paused.values()]
+        self._cache.check_integrity(running)
         if self._swap is not None:
             self._swap.check_integrity(off_batch)
-        for sequence in off_batch:
-            is_swapped = bool(sequence.host_block_table)
-            assert sequence.status is SequenceStatus.PAUSED or (sequence.status is SequenceStatus.SWAPPED) == is_swapped
-            assert not sequence.block_table
-            assert bool(sequence.num_computed_tokens) == is_swapped
+        check_places(running, off_batch, self._sequences)
         assert len(running) <= self._batch.max_num_seqs
-        live = [*off_batch, *(sequence for sequence in running if not sequence.is_finished)]
-        assert len({sequence.request_id for sequence in live}) == len(live), "a sequence is in two places"
-        assert {sequence.request_id for sequence in live} == set(self._sequences), "a sequence is in no place"
-        for sequence in running:
-            assert sequence.is_finished or sequence.status is SequenceStatus.RUNNING
-            assert sequence.num_computed_tokens <= len(sequence.block_table) * self._cache.block_size
 
     def _rows(self, plan: StepPlan) -> tuple[tuple[ScheduledSequence, ...], int, int]:
         """The rows of a step, how many live sequences are in the batch, and tokens with a slot once it has run."""

@@ -90,12 +90,15 @@ class StepPlanner:
         while (candidate := self._queue.head(self._now)) is not None:
             if not policies.mode.can_join(candidate, batch.sequences):
                 return
+            less_urgent = self._less_urgent(candidate)
+            if not batch.has_free_slot and not less_urgent:
+                return
             prefix = batch.find_prefix(candidate)
             num_computed = candidate.num_computed_tokens or len(prefix) * self._cache.block_size
             num_tokens = candidate.num_tokens - num_computed
             if not policies.prefill.has_room(num_tokens, claims, plan.prefill_budget):
                 return
-            if not self._fits(candidate, prefix) and not self._make_room(candidate, prefix, plan):
+            if not self._fits(candidate, prefix) and not self._make_room(candidate, prefix, less_urgent, plan):
                 return
             self._queue.remove(candidate)
             batch.join(candidate, policies.admission.num_reserved_tokens(candidate), prefix, plan)
@@ -128,19 +131,24 @@ class StepPlanner:
         can_grow = self._policies.admission.can_preempt and self._queue.num_preempted
         return share + (num_others if can_grow else 0)
 
-    def _make_room(self, candidate: Sequence, prefix: list[int], plan: StepPlan) -> bool:
-        """Drive out less urgent sequences, if that lets `candidate` in; else none."""
+    def _less_urgent(self, candidate: Sequence) -> list[Sequence]:
+        """Running sequences that may be driven out for `candidate`, the first to go first."""
         if not self._policies.admission.can_preempt:
-            return False
+            return []
         urgency = self._queue.urgency(candidate, self._now)
-        victims: list[Sequence] = []
-        for victim in sorted(self._preemptible(), key=self._victim_order, reverse=True):
-            if self._queue.urgency(victim, self._now) <= urgency:
-                return False
-            victims.append(victim)
+        # a level only rises with time, so where none is lower nothing need be worked out
+        if all(sequence.level <= urgency for sequence in self._batch.sequences):
+            return []
+        victims = [one for one in self._preemptible() if self._queue.urgency(one, self._now) > urgency]
+        return sorted(victims, key=self._victim_order, reverse=True)
+
+    def _make_room(self, candidate: Sequence, prefix: list[int], less_urgent: list[Sequence], plan: StepPlan) -> bool:
+        """Drive out as many less urgent sequences as let `candidate` in; if all of them do not, none."""
+        for num_victims in range(1, len(less_urgent) + 1):
+            victims = less_urgent[:num_victims]
             if self._fits(candidate, prefix, without=victims):
-                for one in victims:
-                    self._preempt(one, plan)
+                for victim in victims:
+                    self._preempt(victim, plan)
                 return True
         return False
 

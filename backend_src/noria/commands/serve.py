@@ -1,0 +1,48 @@
+"""`noria serve`: a server until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from noria.commands.common import add_engine_arguments, prepare_model, say, server_options
+from noria.serving.server import RunningServer
+
+
+def add_serve(subparsers: Any) -> None:
+    """subparsers: what `ArgumentParser.add_subparsers` returned."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="run a server until Ctrl-C",
+        description="Serves the model repository with tritonserver. Arguments after -- are passed on to tritonserver.",
+    )
+    parser.add_argument(
+        "--mode",
+        default="inflight",
+        metavar="NAME",
+        help="a config of the repository: inflight (default), static, ...",
+    )
+    add_engine_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--http-port", type=int, default=8000, metavar="PORT", help="default: 8000")
+    parser.add_argument("--grpc-port", type=int, default=8001, metavar="PORT", help="default: 8001")
+    parser.add_argument("--metrics-port", type=int, default=8002, metavar="PORT", help="default: 8002")
+    parser.set_defaults(run=_run_serve)
+
+
+def _run_serve(args: argparse.Namespace) -> int:
+    """The server's exit code. Raises ConfigError."""
+    options = replace(
+        server_options(args),
+        host=args.host,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        extra_arguments=args.extra_arguments,
+    )
+    prepare_model(options)
+    with RunningServer(options) as server:
+        urls = f"grpc {server.grpc_url}, http {server.http_url}, metrics {server.metrics_address}"
+        say(f"ready, mode {options.mode}: {urls}; Ctrl-C or SIGTERM stops it")
+        return server.wait()
