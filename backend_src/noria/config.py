@@ -151,7 +151,7 @@ class EngineConfig:
     prefix_caching: bool = True
     priority_levels: int = 3
     default_priority_level: int = 2
-    priority_ageing_s: float | None = 30.0
+    priority_ageing_s: float | None = 60.0
     priority_classes: Mapping[int, PriorityClass] = field(default_factory=dict)
     fair_share: bool = False
     default_timeout_s: float | None = None

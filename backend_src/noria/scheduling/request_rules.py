@@ -42,9 +42,11 @@ class RequestRules:
             raise InvalidRequest(f"{sizes} must fit into one step of {limit} tokens, as chunked_prefill is off")
         return self._level(request.params.priority)
 
-    def deadline(self, request: Request, level: int, now: float) -> float | None:
+    def deadline(self, request: Request, now: float) -> float | None:
+        """By the level that the request names, also in a closed batch."""
         if request.deadline is not None:
             return request.deadline
+        level = request.params.priority or self.default_level
         timeout_s = self.level_timeouts_s.get(level, self.default_timeout_s)
         return None if timeout_s is None else now + timeout_s
 

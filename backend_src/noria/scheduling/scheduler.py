@@ -108,7 +108,7 @@ class Scheduler:
             raise ValueError(f"request_id {request.request_id} is live already")
         self._now = max(self._now, now)
         level = self._rules.check(request)
-        sequence = Sequence(request, level, self._num_arrivals, now, self._rules.deadline(request, level, now))
+        sequence = Sequence(request, level, self._num_arrivals, now, self._rules.deadline(request, now))
         num_free_slots = self._batch.max_num_seqs - len(self._batch.sequences)
         self._waiting.check_room(sequence, num_free_slots, self._pace.retry_hint)
         self._num_arrivals += 1

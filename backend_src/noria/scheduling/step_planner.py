@@ -135,10 +135,11 @@ class StepPlanner:
         """Running sequences that may be driven out for `candidate`, the first to go first."""
         if not self._policies.admission.can_preempt:
             return []
-        urgency = self._queue.urgency(candidate, self._now)
-        # a level only rises with time, so where none is lower nothing need be worked out
-        if all(sequence.level <= urgency for sequence in self._batch.sequences):
+        # whoever is of no lower level and came no later is at least as urgent, and that is all of them as a rule
+        level, arrival = candidate.level, candidate.arrival
+        if all(sequence.level <= level and sequence.arrival < arrival for sequence in self._batch.sequences):
             return []
+        urgency = self._queue.urgency(candidate, self._now)
         victims = [one for one in self._preemptible() if self._queue.urgency(one, self._now) > urgency]
         return sorted(victims, key=self._victim_order, reverse=True)
 
