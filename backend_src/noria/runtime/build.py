@@ -19,6 +19,7 @@ from noria.models.safetensors_loader import load_weights
 from noria.runtime.kv_cache import GIB, KVCache, bytes_per_block
 from noria.runtime.model_runner import ModelRunner
 from noria.runtime.sampling import sample
+from noria.runtime.swap import HostKVCache
 
 # bfloat16 and float16 work on a CPU too and halve the memory, but are slower there than float32 without AMX or AVX-512
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,11 +35,13 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
     torch.set_num_threads(engine_config.num_threads or len(os.sched_getaffinity(0)))
     model_config = load_model_config(model_dir)
     num_blocks = _num_blocks(engine_config, model_config, dtype)
+    num_host_blocks = _num_host_blocks(engine_config, model_config, dtype)
     try:
         decoder = Decoder(model_config, load_weights(model_dir, model_config, dtype, device), torch_kernels())
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"model: {device} does not have the memory for the weights in {dtype}: {error}") from None
-    return ModelRunner(decoder, KVCache(model_config, num_blocks, engine_config.block_size, dtype, device), sample)
+    cache = KVCache(model_config, num_blocks, engine_config.block_size, dtype, device)
+    return ModelRunner(decoder, cache, sample, HostKVCache(cache, num_host_blocks) if num_host_blocks else None)
 
 
 def _pick_device(name: str) -> torch.device:
@@ -58,5 +61,23 @@ def _num_blocks(engine_config: EngineConfig, model_config: ModelConfig, dtype: t
         raise ConfigError(
             f"kv_cache_gib must be at least {2 * size / GIB:.4f} for one block of {engine_config.block_size} tokens of "
             f"this model, not {engine_config.kv_cache_gib}"
+        )
+    return num_blocks
+
+
+def _num_host_blocks(engine_config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> int:
+    # a closed batch never preempts
+    if engine_config.preemption != "swap" or engine_config.batching_mode != "inflight":
+        return 0
+    if engine_config.num_host_blocks is not None:
+        if engine_config.num_host_blocks < 1:
+            raise ConfigError("num_host_blocks must be at least 1 where preemption is swap, not 0")
+        return engine_config.num_host_blocks
+    size = bytes_per_block(model_config, engine_config.block_size, dtype)
+    num_blocks = int(engine_config.swap_space_gib * GIB) // size
+    if num_blocks < 1:
+        raise ConfigError(
+            f"swap_space_gib ({engine_config.swap_space_gib}) must hold at least one block of "
+            f"{engine_config.block_size} tokens of this model, {size} bytes, where preemption is swap"
         )
     return num_blocks

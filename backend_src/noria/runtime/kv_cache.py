@@ -17,8 +17,9 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) ->
 
 
 class KVCache:
-    """layers[i]: keys and values of layer i, each [num_blocks + 1, block_size, num_kv_heads, head_dim].
+    """memory: [num_layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim], keys before values.
 
+    layers[i]: keys and values of layer i, views of it, each [num_blocks + 1, block_size, num_kv_heads, head_dim].
     The block after the last takes what has to be written somewhere and is never read: padding rows' keys and values.
     """
 
@@ -31,11 +32,11 @@ class KVCache:
         shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
         try:
             # one piece, and written to: a system that promises more memory than it has would fail later otherwise
-            memory = torch.empty(shape, dtype=dtype, device=device).zero_()
+            self.memory = torch.empty(shape, dtype=dtype, device=device).zero_()
         except RuntimeError as error:
             gib = (num_blocks + 1) * bytes_per_block(config, block_size, dtype) / GIB
             raise ConfigError(
                 f"a KV cache of {num_blocks} blocks takes {gib:.2f} GiB, which {device} does not have: "
                 f"lower kv_cache_gib or num_kv_blocks ({error})"
             ) from None
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in memory)
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in self.memory)

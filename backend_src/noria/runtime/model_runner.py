@@ -1,7 +1,7 @@
 """ModelRunner: computes one step, from what the scheduler decided to the tokens that were drawn.
 
 The compute plane's only door to the engine. Knows nothing of requests beyond a step, and keeps no state between steps
-but the cache.
+but the cache and what was swapped out of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from noria.models.decoder import Decoder
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache
+from noria.runtime.swap import HostKVCache, apply_block_copies
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import (
     RowFailure,
@@ -27,22 +28,34 @@ from noria.scheduler_output import (
 # logits [rows, vocab_size] float32 and as many inputs to a token, or the reason why there is none, for each row
 Sampler = Callable[[Tensor, Sequence[SamplingInput]], list[SampledToken | RowFailure]]
 
+MAX_WARM_UP_TOKENS_ON_CPU = 1024
+
 
 class ModelRunner:
-    """One model, its cache, and the sampler."""
+    """One model, its cache, and the sampler. host_cache: where blocks are swapped out to; None where none ever are."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, sampler: Sampler) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, sampler: Sampler, host_cache: HostKVCache | None = None
+    ) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.host_cache = host_cache
         self._sampler = sampler
+
+    @property
+    def num_host_blocks(self) -> int:
+        return 0 if self.host_cache is None else self.host_cache.num_blocks
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepResult:
-        """The step's tokens by request id; empty where no row was to be sampled.
+        """The step's block copies, then its tokens by request id; empty where no row was to be sampled.
 
         A row whose logits are not finite is answered with a RowFailure and does not concern the others. Anything that
         is raised here (out of memory, say) concerns the whole step.
         """
+        if output.block_copies:
+            assert self.host_cache is not None, "the scheduler swaps, but there is no host pool"
+            apply_block_copies(self.cache, self.host_cache, output.block_copies)
         if not output.rows:
             return {}
         batch = InputBatch.build(output.rows, self.cache.block_size, self.cache.num_blocks, self.decoder.device)
@@ -54,11 +67,14 @@ class ModelRunner:
     def warm_up(self, max_num_rows: int, max_num_tokens: int) -> None:
         """Runs a step of so many tokens and one of so many rows, so that what they allocate is there, or fails, now.
 
-        The first step of a closed batch, which has no token budget, may be larger.
+        The first step of a closed batch, which has no token budget, may be larger; and on a CPU, where a step of
+        thousands of tokens costs minutes and the memory is there, no more than MAX_WARM_UP_TOKENS_ON_CPU are run.
         Before the first real step only: it writes into blocks.
         """
         capacity = self.cache.num_blocks * self.cache.block_size
         longest = min(max_num_tokens, capacity, self.decoder.config.max_position_embeddings)
+        if self.decoder.device.type == "cpu":
+            longest = min(longest, MAX_WARM_UP_TOKENS_ON_CPU)
         self.execute(SchedulerOutput(step=0, rows=(self._warm_up_row(0, longest),)))
         rows = tuple(self._warm_up_row(index, 1) for index in range(max_num_rows))
         self.execute(SchedulerOutput(step=0, rows=rows))
