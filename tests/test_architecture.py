@@ -26,7 +26,13 @@ ALLOWED = {
     "serving": {"engine", *CONTRACTS},
     "timeline": {"engine", *CONTRACTS},
     # the command line: starts servers, and converts a model before one starts
-    "commands": {"serving", "models", "offline", "timeline", "simulation", *CONTRACTS},
+    "commands": {
+        *("serving", "models", "offline", "timeline", "simulation", "calibration", "recorded_costs"),
+        *CONTRACTS,
+    },
+    # the two that know both the real engine and the simulated one
+    "calibration": {"engine", "runtime", "models", "scheduling", "simulation", *CONTRACTS},
+    "recorded_costs": {"timeline", "simulation", *CONTRACTS},
     "cli": {"commands", "errors"},
     "offline": {"engine", *CONTRACTS},
 }

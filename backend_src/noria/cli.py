@@ -10,9 +10,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from noria.commands.calibrate import add_calibrate
 from noria.commands.compare import add_compare
 from noria.commands.demo import add_demo
 from noria.commands.serve import add_serve
+from noria.commands.simulate import add_simulate
+from noria.commands.study import add_study
 from noria.commands.trace import add_trace
 from noria.errors import NoriaError
 from noria_client.cli import add_chat, add_generate
@@ -50,7 +53,17 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="noria", description="Text generation inside Triton Inference Server.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add_command in (add_serve, add_generate, add_chat, add_compare, add_demo, add_trace):
+    for add_command in (
+        add_serve,
+        add_generate,
+        add_chat,
+        add_compare,
+        add_demo,
+        add_trace,
+        add_calibrate,
+        add_simulate,
+        add_study,
+    ):
         add_command(subparsers)
     return parser
 

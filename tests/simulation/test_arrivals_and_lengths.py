@@ -1,0 +1,134 @@
+"""Length laws, arrivals and traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from noria.errors import ConfigError
+from noria.simulation.arrivals import (
+    all_at_once,
+    constant_rate,
+    distinct_prompt,
+    gamma,
+    make_requests,
+    poisson,
+    with_shared_prefix,
+)
+from noria.simulation.lengths import (
+    ConstantLength,
+    EmpiricalLength,
+    ExponentialLength,
+    LengthLaw,
+    LognormalLength,
+    UniformLength,
+    draw_lengths,
+)
+from noria.simulation.trace import read_azure_trace
+
+
+@pytest.mark.parametrize(
+    ("law", "mean", "cv"),
+    [
+        (ConstantLength(128), 128, 0),
+        (UniformLength(1, 128), 64.5, 0.573),
+        # the means of the exponential law of mean 128 below its caps, 128 - cap / (e^(cap / 128) - 1), rounded up
+        (ExponentialLength(128, cap=128), 54, 0.66),
+        (ExponentialLength(128, cap=512), 118, 0.89),
+        (LognormalLength(100, cv=0.5), 100.5, 0.5),
+        (EmpiricalLength([1, 3]), 2, 0.5),
+    ],
+)
+def test_laws_have_their_mean_and_variation(law: LengthLaw, mean: float, cv: float) -> None:
+    lengths = draw_lengths(law, 20_000, seed=1)
+    assert np.mean(lengths) == pytest.approx(mean, rel=0.03)
+    assert np.std(lengths) / np.mean(lengths) == pytest.approx(cv, abs=0.03)
+    assert min(lengths) >= 1
+    assert lengths == draw_lengths(law, 20_000, seed=1)
+
+
+def test_lengths_above_the_cap_are_drawn_again_and_do_not_pile_up_at_it() -> None:
+    lengths = draw_lengths(ExponentialLength(128, cap=32), 20_000, seed=1)
+    assert max(lengths) == 32
+    assert lengths.count(32) < 20_000 / 32
+    with pytest.raises(ValueError, match="hardly any"):
+        draw_lengths(LognormalLength(1e6, cv=0.01, cap=10), 5, seed=0)
+
+
+def test_arrivals_come_at_their_rate_and_burstiness() -> None:
+    assert all_at_once(2) == [0, 0]
+    assert constant_rate(3, rate=4.0) == [0, 0.25, 0.5]
+    for times, cv in ((poisson(20_000, 2.0, seed=1), 1.0), (gamma(20_000, 2.0, cv=3.0, seed=1), 3.0)):
+        gaps = np.diff(times)
+        assert np.mean(gaps) == pytest.approx(0.5, rel=0.06)
+        assert np.std(gaps) / np.mean(gaps) == pytest.approx(cv, rel=0.06)
+    assert poisson(9, 2.0, seed=1) == poisson(9, 2.0, seed=1) != poisson(9, 2.0, seed=2)
+
+
+def test_prompts_are_unlike_each_other_but_for_the_prefix_that_a_share_of_them_has() -> None:
+    assert distinct_prompt(3, 4) != distinct_prompt(4, 4)
+    requests = make_requests(all_at_once(2000), [50] * 1999 + [10], [1] * 2000)
+    shared = [one.prompt_token_ids for one in with_shared_prefix(requests, 20, share=0.25, seed=0)]
+    prompts = [prompt for prompt in shared if prompt is not None]
+    assert len(prompts) == pytest.approx(500, rel=0.1)
+    assert len({prompt[:20] for prompt in prompts}) == 1
+    assert len({prompt[:21] for prompt in prompts}) == len(prompts)
+    (short,) = (one.prompt_token_ids for one in with_shared_prefix(requests[-1:], 20, share=1.0, seed=0))
+    assert short == (0,) * 9 + (1,)
+
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+TRACE = f"""{HEADER}
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9305900,3960,0
+2023-11-16 18:16:46.6805900,12,900
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def test_a_trace_is_read_at_a_speed_and_up_to_a_limit(trace: Path) -> None:
+    requests = read_azure_trace(trace, speed=2.0)
+    assert [request.arrival_s for request in requests] == [0, 2.125, 30]
+    assert [(request.num_prompt_tokens, request.num_output_tokens) for request in requests] == [
+        (374, 44),
+        (3960, 1),
+        (12, 900),
+    ]
+    assert read_azure_trace(trace, speed=2.0, limit=2) == requests[:2]
+
+
+def test_long_requests_of_a_trace_are_cut_or_left_out(trace: Path) -> None:
+    cut = read_azure_trace(trace, max_prompt_len=1000, max_output_len=100)
+    assert [(one.num_prompt_tokens, one.num_output_tokens) for one in cut] == [(374, 44), (1000, 1), (12, 100)]
+    (kept,) = read_azure_trace(trace, max_prompt_len=1000, max_output_len=100, is_clipping=False)
+    assert kept == cut[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("TIMESTAMP,ContextTokens\n", r"trace\.csv, line 1: the column GeneratedTokens is missing"),
+        (f"{HEADER}\n2023-11-16 18:15:46,1,1\nyesterday,1,1\n", "line 3: TIMESTAMP must be like"),
+        (f"{HEADER}\n2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n", "line 3: TIMESTAMP must not lie before"),
+        (f"{HEADER}\n2023-11-16 18:15:46,0,1\n", "line 2: ContextTokens must be a whole number of at least 1"),
+        (f"{HEADER}\n2023-11-16 18:15:46,1,-3\n", "line 2: GeneratedTokens must be a whole number of at least 0"),
+        (f"{HEADER}\n2023-11-16 18:15:46,1\n", "line 2: GeneratedTokens must be"),
+    ],
+)
+def test_what_is_wrong_in_a_trace_is_named_by_line_and_column(trace: Path, text: str, message: str) -> None:
+    trace.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_azure_trace(trace)
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_azure_trace(tmp_path / "none.csv")
