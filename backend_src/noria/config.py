@@ -110,8 +110,8 @@ class EngineConfig:
     fair_share: between the `user`s of one level, by the tokens each was given (VTC, OSDI'24).
     max_queue_size, max_queue_tokens: requests, and their prompt tokens, that may wait; one more is UNAVAILABLE.
     default_timeout_s: the deadline of a request that brings none, in seconds after it came.
-    max_unsent_bytes: text that a slow reader may leave unsent before its request is paused;
-        slow_reader_timeout_s: how long it may stay so before it is cancelled.
+    max_unsent_bytes: of one request's responses that Triton has not taken, before the request is paused;
+        slow_reader_timeout_s: how long it may stay so before it is ended.
     trace_path: a file to record every step in, see `engine.trace`; None records nothing.
     num_threads: compute threads on a CPU; None is one per core that this process may use.
     cache_dir: where converted models are kept; None is $XDG_CACHE_HOME/noria or ~/.cache/noria.

@@ -59,7 +59,7 @@ class Client:
 
         prompt: a text, or a list of messages for the model's chat template.
         timeout_s: the server's deadline for the request; the client itself gives up a second later.
-        priority: Triton's, 1 is the highest and 0 the model's default.
+        priority: in Triton's queue and in the model's, 1 is the highest and 0 the model's default.
         sampling: the contract's sampling parameters (max_tokens, temperature, stop, n, ...); None leaves one out.
 
         Raises ServerError if the server refuses or fails the request, cannot be reached, or is too late.

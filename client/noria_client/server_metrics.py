@@ -65,6 +65,8 @@ class EngineCounters:
     rows: rows computed, padding rows included, summed over steps.
     kv_allocated_slot_steps, kv_live_slot_steps: token slots of the cache that were allocated, and that held a token,
         summed over steps.
+    recomputed_tokens: computed before a preemption, and again.
+    prefix_tokens, prefix_hit_tokens: of sequences as they joined the batch, and how many of them the prefix cache held.
     """
 
     steps: float
@@ -74,6 +76,9 @@ class EngineCounters:
     kv_allocated_slot_steps: float
     kv_live_slot_steps: float
     preemptions: float
+    recomputed_tokens: float = 0.0
+    prefix_tokens: float = 0.0
+    prefix_hit_tokens: float = 0.0
 
     def __sub__(self, earlier: EngineCounters) -> EngineCounters:
         """Raises ValueError if a counter shrank: the server was restarted in between."""
@@ -95,6 +100,10 @@ class EngineCounters:
     def kv_waste(self) -> float | None:
         live = _ratio(self.kv_live_slot_steps, self.kv_allocated_slot_steps)
         return None if live is None else 1 - live
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        return _ratio(self.prefix_hit_tokens, self.prefix_tokens)
 
 
 def metric_name(field_name: str) -> str:

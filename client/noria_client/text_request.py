@@ -36,8 +36,11 @@ class ModelTraits:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """timeout_s: the server ends the request after so long; None for no limit. priority: 0 is the model's default,
-    1 the highest."""
+    """timeout_s: the server ends the request after so long; None for no limit.
+
+    priority: 1 is the highest, 0 the model's default. It goes to Triton's own queue and, as Triton does not pass it on
+    over gRPC, among the sampling parameters to the model.
+    """
 
     text: str
     is_streamed: bool
@@ -49,10 +52,11 @@ class TextRequest:
         """The input tensors, each of one element. Always the same set: Triton's dynamic batcher never puts requests
         together that differ in which optional inputs they have."""
         wants_logprobs = self.sampling.get("logprobs") is not None
+        sampling = dict(self.sampling) | ({"priority": self.priority} if self.priority else {})
         return {
             "text_input": self.text,
             "stream": self.is_streamed,
-            "sampling_parameters": json.dumps(dict(self.sampling)),
+            "sampling_parameters": json.dumps(sampling),
             "exclude_input_in_output": True,
             "return_finish_reason": True,
             "return_cumulative_logprob": wants_logprobs,

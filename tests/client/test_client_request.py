@@ -55,6 +55,12 @@ def test_empty_final_responses_are_asked_of_decoupled_models_only():
     assert final not in to_message(request_of(), "llm", whole).parameters
 
 
+def test_priority_goes_to_the_model_too_as_triton_keeps_its_own_to_itself():
+    for priority, sent in ((0, {"max_tokens": 3}), (2, {"max_tokens": 3, "priority": 2})):
+        inputs = request_of(priority=priority, max_tokens=3).inputs()
+        assert json.loads(inputs["sampling_parameters"]) == sent
+
+
 def test_timeout_and_priority():
     request = request_of(timeout_s=1.5, priority=2)
     message = to_message(request, "llm", UNBATCHED)

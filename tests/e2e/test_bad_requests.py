@@ -29,6 +29,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "malformed JSON": (text_inputs(PROMPT, b"{max_tokens: 3}"), "sampling_parameters is not valid JSON"),
     "sampling parameters not UTF-8": (text_inputs(PROMPT, b"\xff\xfe"), "sampling_parameters is not valid UTF-8"),
     "unknown key": (text_inputs(PROMPT, {"beam_width": 4}), "unknown sampling parameter 'beam_width'"),
+    "priority beyond the levels": (text_inputs(PROMPT, {"priority": 4}), "priority must be from 1 to 3, or 0 for the"),
+    "priority a word": (text_inputs(PROMPT, {"priority": "high"}), "priority must be a whole number, not 'high'"),
     "wrong type": (text_inputs(PROMPT, {"ignore_eos": "maybe"}), "ignore_eos must be true or false"),
     "token id outside": (text_inputs(PROMPT, {"stop_token_ids": [49152]}), "stop_token_ids must be from 0 to 49151"),
     "10,000 stop strings": (text_inputs(PROMPT, {"stop": ["x"] * 10_000}), "stop takes at most 64 strings, not 10000"),

@@ -3,137 +3,32 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from noria.config import EngineConfig
-from noria.engine.build import EngineParts
-from noria.engine.engine import Engine
-from noria.engine.metrics import StatsCounter
-from noria.engine.request_limits import request_limits
-from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
-from noria.scheduling.build import build_scheduler
-from noria.serving.service import GenerationService, ServingMode
-from noria.serving.triton_metrics import TritonMetrics
-from noria.serving.unload_watch import UnloadWatch
-from support.byte_tokenizer import ByteTokenizer
-from support.fake_pb_utils import FakeRequest, InferenceRequest, InferenceResponse, TritonError
+from support.fake_pb_utils import InferenceRequest, TritonError
+from support.fake_service import FakeService, error_of, flat, text_of
 from support.waiting import TIMEOUT_S, wait_until
 
-NUM_BLOCKS, BLOCK_SIZE, MAX_LEN = 64, 4, 128
 
-
-class AlphabetRunner:
-    """Continues every text with the next letter of the alphabet. `gate` holds the steps back, `failure` fails them."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.failure: Exception | None = None
-
-    def execute(self, output: SchedulerOutput) -> StepResult:
-        assert self.gate.wait(TIMEOUT_S)
-        if self.failure is not None:
-            raise self.failure
-        tokens = {}
-        for row in output.rows:
-            if row.sampling is not None:
-                token_id = ord("a") + (row.token_ids[-1] - ord("a") + 1) % 26
-                top = ((token_id, -0.5), (32, -1.5))[: row.sampling.params.logprobs or 0]
-                tokens[row.request_id] = SampledToken(token_id, -0.5, top, rank=1)
-        return tokens
-
-
-class Fixture:
-    def __init__(self, mode: str, is_decoupled: bool = True, **config: Any) -> None:
-        settings = {"batching_mode": mode, "block_size": BLOCK_SIZE, "max_num_seqs": 4} | config
-        self.config = EngineConfig(**settings)
-        self.runner = AlphabetRunner()
-        tokenizer = ByteTokenizer()
-        scheduler = build_scheduler(self.config, NUM_BLOCKS)
-        self.engine = Engine(scheduler, self.runner, tokenizer, StatsCounter(NUM_BLOCKS, BLOCK_SIZE))
-        limits = request_limits(self.config, MAX_LEN, NUM_BLOCKS * BLOCK_SIZE, tokenizer.vocab_size)
-        parts = EngineParts(self.engine, tokenizer, limits, tokenizer.eos_token_ids)  # type: ignore[arg-type]
-        self.is_batched = mode != "inflight"
-        serving_mode = ServingMode(is_decoupled, is_closed=self.is_batched, is_batched=self.is_batched)
-        self.service = GenerationService(parts, serving_mode, TritonMetrics("llm", "1"), UnloadWatch("llm"))
-
-    def request(self, *texts: str | bytes, sampling: Any = None, **inputs: Any) -> FakeRequest:
-        shape = (len(texts), 1) if self.is_batched else (len(texts),)
-        values: dict[str, Any] = {"text_input": [text.encode() if isinstance(text, str) else text for text in texts]}
-        if sampling is not None:
-            values["sampling_parameters"] = [
-                sampling if isinstance(sampling, bytes) else json.dumps(sampling).encode()
-            ] * len(texts)
-        values |= {
-            name: [value] * len(texts) for name, value in inputs.items() if name not in ("parameters", "timeout_us")
-        }
-        arrays = {
-            name: np.array(value, dtype=bool if isinstance(value[0], bool) else np.object_).reshape(shape)
-            for name, value in values.items()
-        }
-        return FakeRequest(arrays, inputs.get("parameters"), inputs.get("timeout_us", 0))
-
-    def ask(self, *requests: FakeRequest) -> list[list[InferenceResponse]]:
-        """Every response to each of the requests of one `execute`, once all have had their FINAL."""
-        self.service.execute(list(requests))
-        for request in requests:
-            wait_until(lambda request=request: request.sender.num_finals == 1)
-        return [request.sender.responses for request in requests]
-
-
-@pytest.fixture(params=["inflight", "static", "dynamic"])
-def any_mode(request: pytest.FixtureRequest) -> Iterator[Fixture]:
-    fixture = Fixture(request.param)
-    yield fixture
-    fixture.service.close()
-    fixture.engine.check_integrity()
-
-
-@pytest.fixture
-def inflight() -> Iterator[Fixture]:
-    fixture = Fixture("inflight")
-    yield fixture
-    fixture.service.close()
-    fixture.engine.check_integrity()
-
-
-def flat(value: Any) -> Any:
-    """The only element, whatever the shape."""
-    while isinstance(value, list):
-        (value,) = value
-    return value
-
-
-def text_of(responses: list[InferenceResponse]) -> str:
-    return b"".join(flat(response.value("text_output")) for response in responses).decode()
-
-
-def error_of(responses: list[InferenceResponse]) -> TritonError:
-    assert [response.has_error() for response in responses] == [True]
-    return responses[0].error()
-
-
-def test_one_answer_with_the_prompt_before_it(any_mode: Fixture) -> None:
+def test_one_answer_with_the_prompt_before_it(any_mode: FakeService) -> None:
     (responses,) = any_mode.ask(any_mode.request("a", sampling={"max_tokens": 3}))
     assert [flat(response.value("text_output")) for response in responses] == [b"abcd"]
     assert len(responses[0].output_tensors()) == 1
 
 
-def test_the_prompt_is_left_out_on_request(any_mode: Fixture) -> None:
+def test_the_prompt_is_left_out_on_request(any_mode: FakeService) -> None:
     (responses,) = any_mode.ask(any_mode.request("a", sampling={"max_tokens": 3}, exclude_input_in_output=True))
     assert text_of(responses) == "bcd"
 
 
-def test_max_tokens_is_16_unless_given(any_mode: Fixture) -> None:
+def test_max_tokens_is_16_unless_given(any_mode: FakeService) -> None:
     (responses,) = any_mode.ask(any_mode.request("a"))
     assert text_of(responses) == "abcdefghijklmnopq"
 
 
-def test_a_stream_sends_deltas_and_the_last_one_says_why_it_ended(any_mode: Fixture) -> None:
+def test_a_stream_sends_deltas_and_the_last_one_says_why_it_ended(any_mode: FakeService) -> None:
     request = any_mode.request("a", sampling={"max_tokens": 4}, stream=True, return_finish_reason=True)
     (responses,) = any_mode.ask(request)
     assert text_of(responses) == "bcde"
@@ -141,7 +36,7 @@ def test_a_stream_sends_deltas_and_the_last_one_says_why_it_ended(any_mode: Fixt
     assert flat(responses[-1].value("finish_reason")) == b"length"
 
 
-def test_the_optional_outputs_count_and_score_what_they_say(any_mode: Fixture) -> None:
+def test_the_optional_outputs_count_and_score_what_they_say(any_mode: FakeService) -> None:
     names = ("return_num_input_tokens", "return_num_output_tokens", "return_cumulative_logprob", "return_logprobs")
     sampling = {"max_tokens": 3, "logprobs": 2}
     (responses,) = any_mode.ask(any_mode.request("xa", sampling=sampling, stream=True, **dict.fromkeys(names, True)))
@@ -156,7 +51,7 @@ def test_the_optional_outputs_count_and_score_what_they_say(any_mode: Fixture) -
     assert [next(iter(entry)) for entry in tokens] == ["98", "99", "100"]
 
 
-def test_a_stop_string_is_never_shown_in_part(any_mode: Fixture) -> None:
+def test_a_stop_string_is_never_shown_in_part(any_mode: FakeService) -> None:
     sampling = {"max_tokens": 20, "stop": ["fgx", "ijk"]}
     request = any_mode.request("a", sampling=sampling, stream=True, return_finish_reason=True)
     (responses,) = any_mode.ask(request)
@@ -165,19 +60,19 @@ def test_a_stop_string_is_never_shown_in_part(any_mode: Fixture) -> None:
     assert flat(responses[-1].value("finish_reason")) == b"stop"
 
 
-def test_n_answers_come_side_by_side(any_mode: Fixture) -> None:
+def test_n_answers_come_side_by_side(any_mode: FakeService) -> None:
     (responses,) = any_mode.ask(any_mode.request("a", sampling={"max_tokens": 2, "n": 3}, exclude_input_in_output=True))
     texts = responses[0].value("text_output")
     assert texts == ([[b"bc"] * 3] if any_mode.is_batched else [b"bc"] * 3)
 
 
-def test_parameters_of_the_request_stand_in_for_the_tensor_and_unknown_ones_are_ignored(any_mode: Fixture) -> None:
+def test_parameters_of_the_request_stand_in_for_the_tensor_and_unknown_ones_are_ignored(any_mode: FakeService) -> None:
     (responses,) = any_mode.ask(any_mode.request("a", parameters={"max_tokens": "2", "id": "7", "priority": 1}))
     assert text_of(responses) == "abc"
 
 
 def test_several_prompts_in_one_request_are_one_batch() -> None:
-    fixture = Fixture("static")
+    fixture = FakeService("static")
     request = fixture.request("a", "m", "x", sampling={"max_tokens": 2}, exclude_input_in_output=True)
     (responses,) = fixture.ask(request)
     assert responses[0].value("text_output") == [[b"bc"], [b"no"], [b"yz"]]
@@ -188,7 +83,7 @@ def test_several_prompts_in_one_request_are_one_batch() -> None:
 
 def test_execute_returns_at_once_in_flight_and_after_the_batch_when_closed() -> None:
     for mode, returns_early in (("inflight", True), ("static", False)):
-        fixture = Fixture(mode)
+        fixture = FakeService(mode)
         fixture.runner.gate.clear()
         request = fixture.request("a", sampling={"max_tokens": 2})
         thread = threading.Thread(target=fixture.service.execute, args=([request],))
@@ -203,7 +98,7 @@ def test_execute_returns_at_once_in_flight_and_after_the_batch_when_closed() -> 
 
 
 def test_a_model_that_is_not_decoupled_returns_its_responses_in_order() -> None:
-    fixture = Fixture("dynamic", is_decoupled=False)
+    fixture = FakeService("dynamic", is_decoupled=False)
     requests = [
         fixture.request("a", sampling={"max_tokens": 2}),
         fixture.request("a", sampling={"max_tokens": 0}),
@@ -283,7 +178,7 @@ BAD_REQUESTS = {
 
 @pytest.mark.parametrize(("texts", "inputs", "message"), BAD_REQUESTS.values(), ids=BAD_REQUESTS.keys())
 def test_a_bad_request_is_answered_by_name_and_its_neighbours_go_on(
-    any_mode: Fixture, texts: tuple[Any, ...], inputs: dict[str, Any], message: str
+    any_mode: FakeService, texts: tuple[Any, ...], inputs: dict[str, Any], message: str
 ) -> None:
     good = [any_mode.request(letter, sampling={"max_tokens": 2}) for letter in "ax"]
     first, bad, last = any_mode.ask(good[0], any_mode.request(*texts, **inputs), good[1])
@@ -293,13 +188,13 @@ def test_a_bad_request_is_answered_by_name_and_its_neighbours_go_on(
 
 
 @pytest.mark.parametrize("name", ["image", "embedding_request"])
-def test_what_the_model_cannot_do_is_unsupported(any_mode: Fixture, name: str) -> None:
+def test_what_the_model_cannot_do_is_unsupported(any_mode: FakeService, name: str) -> None:
     (responses,) = any_mode.ask(any_mode.request("a", **{name: b"x"}))
     assert error_of(responses).code() == TritonError.UNSUPPORTED
     assert error_of(responses).message().startswith(f"{name}: ")
 
 
-def test_a_cancelled_request_frees_its_blocks_and_its_neighbour_goes_on(any_mode: Fixture) -> None:
+def test_a_cancelled_request_frees_its_blocks_and_its_neighbour_goes_on(any_mode: FakeService) -> None:
     any_mode.runner.gate.clear()
     leaver = any_mode.request("a", sampling={"max_tokens": 100}, stream=True)
     stayer = any_mode.request("a", sampling={"max_tokens": 100})
@@ -315,7 +210,7 @@ def test_a_cancelled_request_frees_its_blocks_and_its_neighbour_goes_on(any_mode
     wait_until(lambda: any_mode.engine.stats().num_kv_blocks_held == 0)
 
 
-def test_a_timeout_is_unavailable_in_its_own_words(any_mode: Fixture) -> None:
+def test_a_timeout_is_unavailable_in_its_own_words(any_mode: FakeService) -> None:
     any_mode.runner.gate.clear()
     request = any_mode.request("a", sampling={"max_tokens": 100}, timeout_us=1000)
     threading.Timer(0.05, any_mode.runner.gate.set).start()
@@ -325,7 +220,7 @@ def test_a_timeout_is_unavailable_in_its_own_words(any_mode: Fixture) -> None:
 
 
 def test_a_full_queue_is_unavailable_at_once() -> None:
-    fixture = Fixture("inflight", max_num_seqs=1, max_queue_size=1)
+    fixture = FakeService("inflight", max_num_seqs=1, max_queue_size=1)
     fixture.runner.gate.clear()
     running, waiting, refused = (fixture.request("a", sampling={"max_tokens": 5}) for _ in range(3))
     fixture.service.execute([running])
@@ -340,7 +235,7 @@ def test_a_full_queue_is_unavailable_at_once() -> None:
     fixture.service.close()
 
 
-def test_a_failed_step_fails_its_requests_and_later_ones_are_served(any_mode: Fixture) -> None:
+def test_a_failed_step_fails_its_requests_and_later_ones_are_served(any_mode: FakeService) -> None:
     any_mode.runner.failure = RuntimeError("out of memory")
     (responses,) = any_mode.ask(any_mode.request("a"))
     assert error_of(responses).code() == TritonError.INTERNAL
@@ -350,7 +245,7 @@ def test_a_failed_step_fails_its_requests_and_later_ones_are_served(any_mode: Fi
     assert text_of(responses) == "ab"
 
 
-def test_a_client_that_cannot_be_reached_loses_only_its_own_reply(inflight: Fixture) -> None:
+def test_a_client_that_cannot_be_reached_loses_only_its_own_reply(inflight: FakeService) -> None:
     broken = inflight.request("a", sampling={"max_tokens": 50}, stream=True)
     broken.sender.is_broken = True
     _, good = inflight.ask(broken, inflight.request("a", sampling={"max_tokens": 50}))
@@ -360,7 +255,7 @@ def test_a_client_that_cannot_be_reached_loses_only_its_own_reply(inflight: Fixt
 
 @pytest.mark.parametrize("how", ["close", "unload"])
 def test_an_unload_ends_open_streams_with_an_error_and_final(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fixture = Fixture("inflight")
+    fixture = FakeService("inflight")
     fixture.runner.gate.clear()
     requests = [fixture.request("a", sampling={"max_tokens": 100}, stream=True) for _ in range(6)]
     fixture.service.execute(requests)
@@ -376,7 +271,7 @@ def test_an_unload_ends_open_streams_with_an_error_and_final(how: str, monkeypat
     assert fixture.engine.stats().num_kv_blocks_held == 0
 
 
-def test_chunks_pile_up_into_one_response_when_the_client_is_slow(inflight: Fixture) -> None:
+def test_chunks_pile_up_into_one_response_when_the_client_is_slow(inflight: FakeService) -> None:
     request = inflight.request("a", sampling={"max_tokens": 60}, stream=True)
     original = request.sender.send
 

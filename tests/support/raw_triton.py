@@ -28,8 +28,18 @@ class RawResponse:
 class RawStream:
     """One gRPC stream with one request on it."""
 
-    def __init__(self, url: str, inputs: Mapping[str, Any], model: str = "llm", timeout_us: int | None = None) -> None:
-        """inputs: a value, or a list of values for several rows; bool, bytes and str as BOOL and BYTES."""
+    def __init__(
+        self,
+        url: str,
+        inputs: Mapping[str, Any],
+        model: str = "llm",
+        timeout_us: int | None = None,
+        priority: int = 0,
+    ) -> None:
+        """inputs: a value, or a list of values for several rows; bool, bytes and str as BOOL and BYTES.
+
+        priority: Triton's, which its queue reads and the model never sees.
+        """
         self._client = grpcclient.InferenceServerClient(url)
         max_batch_size = self._client.get_model_config(model).config.max_batch_size
         self._received: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -39,6 +49,7 @@ class RawStream:
             [_input(name, value, is_batched=max_batch_size > 0) for name, value in inputs.items()],
             enable_empty_final_response=True,
             timeout=timeout_us,
+            priority=priority,
         )
 
     def next(self, timeout_s: float = RESPONSE_TIMEOUT_S) -> RawResponse:

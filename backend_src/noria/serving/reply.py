@@ -14,6 +14,9 @@ from noria.errors import NoriaError
 from noria.scheduler_output import SampledToken
 from noria.sequence import FinishReason, Request
 
+# of one in the JSON that a response carries
+LOGPROB_BYTES = 80
+
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
@@ -53,7 +56,10 @@ class _Part:
 
 
 class Reply:
-    """Collects the parts' outputs and says when there is something to send."""
+    """Collects the parts' outputs and says when there is something to send.
+
+    num_waiting_bytes: of the next chunk's outputs, about.
+    """
 
     def __init__(self, options: ReplyOptions, requests: Sequence[Request], prompt_texts: Sequence[str], n: int) -> None:
         """requests: row by row, the n answers of a row together. prompt_texts: one a row."""
@@ -61,6 +67,7 @@ class Reply:
         self.num_rows = len(prompt_texts)
         self.n = n
         self.error: NoriaError | None = None
+        self.num_waiting_bytes = 0
         self._parts = {
             request.request_id: _Part(prompt_texts[index // n], len(request.prompt_token_ids))
             for index, request in enumerate(requests)
@@ -68,6 +75,7 @@ class Reply:
         if options.includes_prompt:
             for part in self._parts.values():
                 part.text = part.prompt_text
+                self.num_waiting_bytes += len(part.text.encode())
 
     @property
     def request_ids(self) -> list[int]:
@@ -103,6 +111,10 @@ class Reply:
         part.tokens += output.tokens
         part.cumulative_logprob += sum(token.logprob or 0.0 for token in output.tokens)
         part.finish_reason = output.finish_reason
+        self.num_waiting_bytes += len(output.text.encode())
+        if self.options.returns_logprobs:
+            num_logprobs = sum(1 + len(token.top_logprobs) for token in output.tokens)
+            self.num_waiting_bytes += num_logprobs * LOGPROB_BYTES
 
     def pop_chunk(self) -> list[ChunkPart]:
         """All that has come since the last call, part by part. An ended part goes on saying why it ended."""
@@ -110,6 +122,7 @@ class Reply:
             ChunkPart(part.text, tuple(part.tokens), part.cumulative_logprob, part.finish_reason)
             for part in self._parts.values()
         ]
+        self.num_waiting_bytes = 0
         for part in self._parts.values():
             part.text = ""
             part.tokens = []

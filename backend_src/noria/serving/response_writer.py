@@ -1,6 +1,7 @@
 """The one thread that talks to clients: sends what has been generated, notices who has gone, ends every reply once.
 
-When it falls behind the engine, it merges the chunks that have piled up for a reply into one response.
+When it falls behind the engine, it merges the chunks that have piled up for a reply into one response. A response that
+Triton does not take waits, and more text with it; `held_replies` bounds that, and the others' are sent meanwhile.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import triton_python_backend_utils as pb_utils
+from typing import Any
 
 from noria.engine.outputs import EngineStats, RequestOutput, StepReport
-from noria.errors import EngineFailure, NoriaError
+from noria.errors import EngineFailure, NoriaError, Overloaded
 from noria.sequence import FinishReason
+from noria.serving.held_replies import HeldReplies
 from noria.serving.reply import Reply
+from noria.serving.sinks import Sink, SinkFull
 from noria.serving.triton_io import cancelled_response, error_response, response_for
 
 log = logging.getLogger(__name__)
@@ -28,62 +29,20 @@ log = logging.getLogger(__name__)
 CANCEL_POLL_S = 0.02
 MAX_CANCEL_POLLS = 32
 STATS_S = 0.25
-
-
-class Sink(Protocol):
-    """Where the responses of one request go."""
-
-    def send(self, response: Any, is_final: bool) -> None: ...
-
-    def is_cancelled(self) -> bool: ...
-
-
-class DecoupledSink:
-    """A response sender of Triton's decoupled mode.
-
-    Lets go of the sender with the last response: as long as anyone holds one, Triton does not unload the model.
-    """
-
-    def __init__(self, request: Any) -> None:
-        self._sender = request.get_response_sender()
-        self.done = threading.Event()
-
-    def send(self, response: Any, is_final: bool) -> None:
-        if not is_final:
-            self._sender.send(response)
-            return
-        sender, self._sender = self._sender, None
-        try:
-            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        finally:
-            self.done.set()
-
-    def is_cancelled(self) -> bool:
-        return self._sender is not None and bool(self._sender.is_cancelled())
-
-
-class UnarySink:
-    """Keeps the only response of a request until `execute` returns it."""
-
-    def __init__(self, request: Any) -> None:
-        self._request = request
-        self.response: Any = None
-        self.done = threading.Event()
-
-    def send(self, response: Any, is_final: bool) -> None:
-        if not is_final:
-            raise ValueError("a model that is not decoupled answers once")
-        self.response, self._request = response, None
-        self.done.set()
-
-    def is_cancelled(self) -> bool:
-        return self._request is not None and bool(self._request.is_cancelled())
+_UNDELIVERED = (
+    "the answer was not taken for {:g} s: the client reads too slowly, or the server has no shared memory left for "
+    "responses (in Docker, --shm-size)"
+)
 
 
 @dataclass(slots=True, eq=False)
 class _OpenReply:
+    """refused: the arguments of a `send` that is to be made again. is_ended: its last response is known."""
+
     reply: Reply
     sink: Sink
+    refused: tuple[Any, int, bool] | None = None
+    is_ended: bool = False
     is_closed: bool = False
 
 
@@ -91,6 +50,7 @@ class ResponseWriter:
     """Owns the senders. `register` a reply before its parts are submitted to the engine.
 
     abort: called with the ids of parts that nobody waits for any more.
+    held: keeps account of the replies that Triton does not take.
     publish: called now and then with the engine's counts.
     is_unloading: asked while replies are open; once it says yes they end with an error.
     """
@@ -98,12 +58,14 @@ class ResponseWriter:
     def __init__(
         self,
         abort: Callable[[Sequence[int]], None],
+        held: HeldReplies,
         publish: Callable[[EngineStats], None],
         is_unloading: Callable[[], bool],
         decode_token: Callable[[int], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._abort = abort
+        self._held = held
         self._publish = publish
         self._is_unloading = is_unloading
         self._decode_token = decode_token
@@ -144,7 +106,13 @@ class ResponseWriter:
             try:
                 touched = self._receive()
                 for entry in touched:
-                    self._send_news_or_fail(entry)
+                    # an error is small, and does not wait behind what was refused
+                    if entry.reply in self._held and entry.reply.error is None:
+                        self._held.check_bound(entry.reply, self._clock())
+                    else:
+                        self._send_news_or_fail(entry)
+                if len(self._held):
+                    self._offer_again()
                 if self._open and self._is_unloading():
                     self._close_all()
                 self._poll_cancelled(touched)
@@ -186,44 +154,68 @@ class ResponseWriter:
             self._send_news(entry)
         except Exception as error:
             log.exception("a response could not be made")
-            self._close(entry, error_response(EngineFailure(f"the response could not be made: {error}")))
+            self._end(entry, error_response(EngineFailure(f"the response could not be made: {error}")))
 
     def _send_news(self, entry: _OpenReply) -> None:
         reply = entry.reply
-        if entry.is_closed or not reply.has_news:
+        if entry.is_ended or not reply.has_news:
             return
         if reply.error is not None:
-            self._close(entry, error_response(reply.error))
-        elif reply.is_finished:
-            self._close(entry, response_for(reply, reply.pop_chunk(), self._decode_token))
-        elif not self._try_send(entry, response_for(reply, reply.pop_chunk(), self._decode_token), is_final=False):
-            self._close(entry, error_response(EngineFailure("a response could not be sent")))
+            self._end(entry, error_response(reply.error))
+            return
+        num_bytes = reply.num_waiting_bytes
+        response = response_for(reply, reply.pop_chunk(), self._decode_token)
+        if reply.is_finished:
+            self._end(entry, response, num_bytes)
+        else:
+            self._send(entry, response, num_bytes, is_final=False)
 
-    def _close(self, entry: _OpenReply, response: Any) -> None:
-        """The last response of a reply, and FINAL with it: the only place where a reply ends."""
+    def _end(self, entry: _OpenReply, response: Any, num_bytes: int = 0) -> None:
+        """Nothing but `response` will be sent any more, and FINAL with it. The only place where a reply ends."""
         if entry.is_closed:
             return
-        entry.is_closed = True
-        live = entry.reply.live_request_ids
-        for request_id in entry.reply.request_ids:
-            self._by_request_id.pop(request_id, None)
-        self._open.remove(entry)
-        if live:
-            self._abort(live)
-        self._try_send(entry, response, is_final=True)
+        if not entry.is_ended:
+            entry.is_ended = True
+            for request_id in entry.reply.request_ids:
+                self._by_request_id.pop(request_id, None)
+            live = entry.reply.live_request_ids
+            if live:
+                self._abort(live)
+        self._send(entry, response, num_bytes, is_final=True)
 
-    def _close_all(self) -> None:
-        for entry in list(self._open):
-            self._close(entry, error_response(EngineFailure("the model is being unloaded")))
-
-    def _try_send(self, entry: _OpenReply, response: Any, is_final: bool) -> bool:
+    def _send(self, entry: _OpenReply, response: Any, num_bytes: int, is_final: bool) -> None:
         try:
-            entry.sink.send(response, is_final)
-            return True
+            entry.sink.send(response, num_bytes, is_final)
+        except SinkFull:
+            entry.refused = response, num_bytes, is_final
+            self._held.hold(entry.reply, num_bytes, self._clock())
+            return
         except Exception:
             # the client has gone, or Triton is shutting down: this reply is lost, the others are not
             log.warning("a response could not be sent", exc_info=True)
-            return False
+            if not is_final:
+                self._end(entry, error_response(EngineFailure("a response could not be sent")))
+                return
+        entry.refused = None
+        self._held.release(entry.reply)
+        if is_final:
+            entry.is_closed = True
+            self._open.remove(entry)
+
+    def _close_all(self) -> None:
+        for entry in list(self._open):
+            self._end(entry, error_response(EngineFailure("the model is being unloaded")))
+
+    def _offer_again(self) -> None:
+        """To Triton, what it has refused, and then what has come since; what has waited too long is given up."""
+        now = self._clock()
+        for entry in [entry for entry in self._open if entry.refused is not None]:
+            if self._held.is_overdue(entry.reply, now):
+                self._end(entry, error_response(Overloaded(_UNDELIVERED.format(self._held.slow_reader_timeout_s))))
+            elif entry.refused is not None and self._held.is_due(entry.reply, now):
+                self._send(entry, *entry.refused)
+                if entry.refused is None:
+                    self._send_news_or_fail(entry)
 
     def _poll_cancelled(self, touched: Sequence[_OpenReply]) -> None:
         """Ask for those that are being computed, and in turn for the others, some of which wait."""
@@ -237,7 +229,7 @@ class ResponseWriter:
             self._open.rotate(-1)
         for entry in asked:
             if not entry.is_closed and entry.sink.is_cancelled():
-                self._close(entry, cancelled_response())
+                self._end(entry, cancelled_response())
 
     def _publish_stats(self, is_idle: bool) -> None:
         now = self._clock()
@@ -246,11 +238,3 @@ class ResponseWriter:
         self._next_publication = now + STATS_S
         stats, self._unpublished = self._unpublished, None
         self._publish(stats)
-
-
-def refuse(sink: Sink, error: NoriaError) -> None:
-    """Answer a request that never reached the engine."""
-    try:
-        sink.send(error_response(error), is_final=True)
-    except Exception:
-        log.warning("a refusal could not be sent", exc_info=True)

@@ -20,11 +20,13 @@ from noria.engine.build import EngineParts, build_engine
 from noria.engine.engine_loop import EngineLoop
 from noria.errors import ConfigError, EngineFailure, InvalidRequest, NoriaError
 from noria.sequence import Request
+from noria.serving.held_replies import HeldReplies
 from noria.serving.machine import check_shm
 from noria.serving.parent_watch import watch_parent
 from noria.serving.prompt import PromptEncoder
 from noria.serving.reply import Reply
-from noria.serving.response_writer import DecoupledSink, ResponseWriter, UnarySink, refuse
+from noria.serving.response_writer import ResponseWriter
+from noria.serving.sinks import DecoupledSink, UnarySink, refuse
 from noria.serving.triton_io import ParsedRequest, parse_request
 from noria.serving.triton_metrics import TritonMetrics
 from noria.serving.unload_watch import UnloadWatch
@@ -50,7 +52,9 @@ class ServingMode:
 class GenerationService:
     """`execute` on Triton's thread, the engine and the writer on their own."""
 
-    def __init__(self, parts: EngineParts, mode: ServingMode, metrics: TritonMetrics, watch: UnloadWatch) -> None:
+    def __init__(
+        self, parts: EngineParts, config: EngineConfig, mode: ServingMode, metrics: TritonMetrics, watch: UnloadWatch
+    ) -> None:
         self._parts = parts
         self._mode = mode
         self._encoder = PromptEncoder(parts.tokenizer, parts.limits.max_prompt_len)
@@ -58,6 +62,12 @@ class GenerationService:
         self._batch_ids = itertools.count(1)
         self._writer = ResponseWriter(
             abort=lambda request_ids: self._loop.abort(request_ids),
+            held=HeldReplies(
+                config.max_unsent_bytes,
+                config.slow_reader_timeout_s,
+                pause=lambda request_ids: self._loop.pause(request_ids),
+                resume=lambda request_ids: self._loop.resume(request_ids),
+            ),
             publish=metrics.publish,
             is_unloading=watch.is_unloading,
             decode_token=lambda token_id: parts.tokenizer.decode([token_id], skip_special_tokens=False),
@@ -81,7 +91,7 @@ class GenerationService:
             # the launcher refuses to start; here Triton has what it needs for now, so say it and go on
             log.warning("%s", error)
         parts = build_engine(config, progress=log.info)
-        return cls(parts, mode, TritonMetrics(model_name, model_version), UnloadWatch(model_name))
+        return cls(parts, config, mode, TritonMetrics(model_name, model_version), UnloadWatch(model_name))
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer what is bad at once, submit the rest as one call. Waits for the answers if the batch is closed."""

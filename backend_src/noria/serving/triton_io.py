@@ -119,18 +119,34 @@ def _request_parameters(request: Any) -> dict[str, Any]:
 def _sampling_params(
     tensors: Mapping[str, Any], parameters: Mapping[str, Any], num_rows: int, options: ReplyOptions
 ) -> list[SamplingParams]:
-    """One for each row: from the tensor if there is one, else from the request's parameters."""
+    """One for each row: from the tensor if there is one, else from the request's parameters.
+
+    HTTP's `generate` puts `priority` among the latter, beside the tensor or not.
+    """
     if "sampling_parameters" in tensors:
         texts = _texts(tensors, "sampling_parameters")
         if len(texts) != num_rows:
             raise InvalidRequest(f"sampling_parameters must hold one JSON object for each of {num_rows} prompts")
-        all_params = [parse_sampling_params(text) for text in texts]
+        beside = sampling_params_from({"priority": parameters.get("priority", 0)}).priority
+        all_params = [_with_priority(parse_sampling_params(text), beside) for text in texts]
     else:
         all_params = [sampling_params_from(parameters, ignore_unknown=True)] * num_rows
     if options.returns_logprobs or options.returns_cumulative_logprob:
         return [params if params.logprobs is not None else replace(params, logprobs=0) for params in all_params]
     # nobody will see them, so they need not be computed
     return [replace(params, logprobs=None) for params in all_params]
+
+
+def _with_priority(params: SamplingParams, priority: int) -> SamplingParams:
+    """Also of a priority among the request's parameters; 0 says nothing in either place."""
+    if not priority or params.priority == priority:
+        return params
+    if params.priority:
+        raise InvalidRequest(
+            f"priority is {params.priority} in sampling_parameters and {priority} among the request's parameters: "
+            "give one, or the same"
+        )
+    return replace(params, priority=priority)
 
 
 def _timeout_s(request: Any, parameters: Mapping[str, Any]) -> float | None:

@@ -33,14 +33,24 @@ _COUNTERS = {
     "num_prompt_tokens": ("noria_prompt_tokens_total", "Prompt tokens accepted"),
     "num_generated_tokens": ("noria_generation_tokens_total", "Tokens generated"),
     "num_preemptions": ("noria_preemptions_total", "Sequences sent back to the queue for want of blocks"),
+    "num_swap_outs": ("noria_swap_outs_total", "Preempted sequences whose blocks went to the host pool"),
+    "num_swapped_blocks": ("noria_swapped_blocks_total", "Blocks copied to the host pool or back"),
+    "num_recomputed_tokens": ("noria_recomputed_tokens_total", "Tokens computed again after a preemption"),
+    "num_prefix_tokens": ("noria_prefix_tokens_total", "Known tokens of sequences that joined the batch"),
+    "num_prefix_hit_tokens": ("noria_prefix_hit_tokens_total", "Those of them found in the prefix cache"),
     "num_finished": ("noria_requests_finished_total", "Sequences that ended with stop or length"),
     "num_failed": ("noria_requests_failed_total", "Sequences that were refused, cancelled, late or failed"),
+    "num_rejected": ("noria_requests_rejected_total", "Failed sequences that met a full queue"),
+    "num_expired": ("noria_requests_expired_total", "Failed sequences whose deadline passed"),
+    "num_cancelled": ("noria_requests_cancelled_total", "Failed sequences whose client left or did not read"),
 }
 _GAUGES = {
     "num_running": ("noria_num_requests_running", "Unfinished sequences in the batch"),
     "num_waiting": ("noria_num_requests_waiting", "Sequences that wait for a slot"),
+    "num_paused": ("noria_num_requests_paused", "Sequences set aside until their text is taken"),
     "num_kv_blocks": ("noria_kv_blocks", "Blocks in the KV cache"),
     "num_kv_blocks_held": ("noria_kv_blocks_held", "Blocks held by sequences"),
+    "num_kv_blocks_cached": ("noria_kv_blocks_cached", "Blocks that nobody holds, kept for the prefixes in them"),
 }
 
 
