@@ -17,6 +17,7 @@ from noria.commands.serve import add_serve
 from noria.commands.simulate import add_simulate
 from noria.commands.study import add_study
 from noria.commands.trace import add_trace
+from noria.commands.tune import add_tune
 from noria.errors import NoriaError
 from noria_client.cli import add_chat, add_generate
 from noria_client.errors import ServerError
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         add_calibrate,
         add_simulate,
         add_study,
+        add_tune,
     ):
         add_command(subparsers)
     return parser

@@ -70,7 +70,7 @@ def eviction_study() -> Study:
             f"Mixed, with {TIGHT_SHARE:.0%} of the blocks: {_compare(optimistic, reserved)}.",
             "With blocks for all, the policies are the same.",
             f"As in the issue, without headroom: {_compare(issue[1], issue[0])}.",
-            f"With the default headroom of 1 % of the blocks: {_compare(issue[2], issue[0])}.",
+            f"As in the issue, with the default headroom of 1 % of the blocks: {_compare(issue[2], issue[0])}.",
         ),
         points=[*points, *issue],
         panels=_panels(points),
@@ -113,6 +113,8 @@ def eviction_point(workload: str, policy: str, pool_share: float, requests: Sequ
 
 
 def _compare(optimistic: EvictionPoint, reserved: EvictionPoint) -> str:
+    if not optimistic.num_preemptions:
+        return "max_utilization preempts nobody"
     return (
         f"max_utilization against guaranteed_no_evict gives output tokens/s "
         f"{optimistic.output_tokens_per_s / reserved.output_tokens_per_s - 1:+.0%}, a median time to first token "

@@ -42,14 +42,18 @@ def _figure(panels: Sequence[Panel], num_columns: int) -> Figure:
 
     num_columns = min(num_columns, len(panels))
     num_rows = -(-len(panels) // num_columns)
-    panel_width, panel_height = _WIDE_PANEL_INCHES if 1 < num_rows == len(panels) else _PANEL_INCHES
+    # one time axis for all
+    is_stacked = 1 < num_rows == len(panels)
+    panel_width, panel_height = _WIDE_PANEL_INCHES if is_stacked else _PANEL_INCHES
     width = max(num_columns * panel_width, _WIDE_PANEL_INCHES[0])
     figure = Figure(facecolor="white", layout="constrained")
     handles: dict[str, Any] = {}
     for axes, panel in zip(
-        figure.subplots(num_rows, num_columns, sharex=num_columns < num_rows, squeeze=False).flat, panels, strict=True
+        figure.subplots(num_rows, num_columns, sharex=is_stacked, squeeze=False).flat, panels, strict=True
     ):
         _draw_panel(axes, panel)
+        if is_stacked:
+            axes.label_outer()
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     # an entry is its mark and so many characters of about 0.06 inches
