@@ -29,7 +29,6 @@ from noria.simulation.lengths import (
     UniformLength,
     draw_lengths,
 )
-from noria.simulation.summary import Objectives
 from noria.simulation.trace import read_azure_trace
 from noria_client.workload import seed_workload
 
@@ -49,8 +48,6 @@ _LAWS: Mapping[str, tuple[str, tuple[int, ...], Callable[..., LengthLaw]]] = {
         lambda mean, cv, cap=2**20: LognormalLength(mean, cv, int(cap)),
     ),
 }
-SLO_LATENCIES = ("ttft", "tpot", "e2e", "max_gap")
-SLO_PERCENTILES = ("p50", "p95", "p99")
 _LAW_FORMS = ", ".join(form for form, _, _ in _LAWS.values())
 
 
@@ -262,30 +259,3 @@ def _read_requests(path: Path) -> list[SimRequest]:
         return [SimRequest(**{"arrival_s": 0.0} | entry) for entry in entries]
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} must be a JSON list of objects of {', '.join(valid)}: {error}") from None
-
-
-def parse_slo(text: str) -> dict[str, float]:
-    """Seconds by what may last as long: ttft_p95=2,tpot_p95=0.1. Raises ConfigError naming what there is."""
-    valid = [f"{latency}_{percentile}" for latency in SLO_LATENCIES for percentile in SLO_PERCENTILES]
-    slo: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if name not in valid or not 0 < seconds < math.inf:
-            raise ConfigError(
-                f"--slo takes NAME=SECONDS, separated by commas, with names of {', '.join(valid)}, not {part!r}"
-            )
-        slo[name] = seconds
-    return slo
-
-
-def objectives_of(slo: Mapping[str, float]) -> Objectives:
-    """What each single request must keep to count as good; of several percentiles of a latency the strictest."""
-    limits: dict[str, float] = {}
-    for name, seconds in slo.items():
-        key = f"{name.rpartition('_')[0]}_s"
-        limits[key] = min(seconds, limits.get(key, math.inf))
-    return Objectives(**limits)

@@ -21,8 +21,6 @@ from noria.commands.sim_options import (
     count,
     load_cost_model,
     load_requests,
-    objectives_of,
-    parse_slo,
     simulated_config,
 )
 from noria.commands.sim_report import SimulatedMode, mode_result, simulation_table, write_json
@@ -33,6 +31,7 @@ from noria.simulation.autoscaling import Autoscaling
 from noria.simulation.fleet import LeastOutstandingTokens, RoundRobin, Router, run_fleet
 from noria.simulation.replica import Replica
 from noria.simulation.simulator import Simulator
+from noria.simulation.slo import parse_slo
 from noria.simulation.summary import Objectives
 from noria_client.cli import MODES
 from noria_client.report import comparison_table
@@ -61,7 +60,7 @@ def add_simulate(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--slo",
-        metavar="NAME=SECONDS,...",
+        metavar="KEY=SECONDS,...",
         help="ttft_p95=2,tpot_p95=0.1 for instance: also counts the requests that keep such latencies",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON, too")
@@ -78,7 +77,7 @@ def _run_simulate(args: argparse.Namespace) -> int:
     if args.validate:
         check_can_validate(args)
         return run_validation(args, modes)
-    objectives = objectives_of(parse_slo(args.slo)) if args.slo else None
+    objectives = parse_slo(args.slo).objectives() if args.slo else None
     requests = load_requests(args)
     if not requests:
         raise ConfigError("workload: it holds no request")

@@ -10,6 +10,7 @@ import numpy as np
 
 from noria.errors import ConfigError
 from noria.simulation.records import Outcome, RequestRecord
+from noria.simulation.summary import Objectives
 
 # ttft, tpot, e2e, max_gap: of each request, see RequestRecord; icl: gaps between tokens of all requests in one pool
 LATENCIES = ("ttft", "tpot", "e2e", "icl", "max_gap")
@@ -26,6 +27,19 @@ class Slo:
     def worst(self, figures: Mapping[str, float]) -> tuple[str, float]:
         """The key that is worst kept, and its figure as a multiple of its limit: at most 1 if all are kept."""
         return max(((key, figures[key] / limit) for key, limit in self.limits_s.items()), key=lambda pair: pair[1])
+
+    def objectives(self) -> Objectives:
+        """What each single request must keep to count as good; of several statistics of a latency the strictest.
+
+        Raises ConfigError for icl, which is a latency of all requests together.
+        """
+        limits: dict[str, float] = {}
+        for key, limit in self.limits_s.items():
+            latency = key.rpartition("_")[0]
+            if latency == "icl":
+                raise ConfigError(f"--slo: {key} is of all requests together; a single one keeps max_gap or tpot")
+            limits[f"{latency}_s"] = min(limit, limits.get(f"{latency}_s", math.inf))
+        return Objectives(**limits)
 
     def __str__(self) -> str:
         return ",".join(f"{key}={limit:g}" for key, limit in self.limits_s.items())
