@@ -193,6 +193,11 @@ def _parse_name(key: str, value: Any) -> str:
         return ""
     if not isinstance(value, str):
         raise InvalidRequest(f"{key} must be a string, not {value!r:.100}")
+    try:
+        # JSON may hold half of a surrogate pair, which is no character
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{key} is not valid Unicode: {error.reason} at character {error.start}") from None
     return value
 
 
@@ -235,7 +240,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "n": _parse_int,
     "apply_chat_template": _parse_bool,
     "skip_special_tokens": _parse_bool,
-    "priority": _parse_int,
+    "priority": lambda key, value: 0 if value is None else _parse_int(key, value),
     "cache_salt": _parse_name,
     "user": _parse_name,
 }

@@ -24,6 +24,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens huge": (text_inputs(PROMPT, {"max_tokens": 10**30}), "max_tokens must be from 1"),
     "max_tokens over the model": (text_inputs(PROMPT, {"max_tokens": 9000}), "max_tokens must be from 1 to 8187"),
     "max_tokens a word": (text_inputs(PROMPT, {"max_tokens": "ten"}), "max_tokens must be a whole number, not 'ten'"),
+    "half a character in cache_salt": (
+        text_inputs(PROMPT, b'{"cache_salt": "\\ud800"}'),
+        "cache_salt is not valid Unicode",
+    ),
     "temperature NaN": (text_inputs(PROMPT, b'{"temperature": NaN}'), "temperature must be a finite number"),
     "temperature negative": (text_inputs(PROMPT, {"temperature": -1}), "temperature must be from 0.0 to 100.0, not -1"),
     "malformed JSON": (text_inputs(PROMPT, b"{max_tokens: 3}"), "sampling_parameters is not valid JSON"),

@@ -124,3 +124,15 @@ def test_every_preset_serves_a_mix_to_the_end(preset: str) -> None:
         if preset in ("orca", "tgi", "trtllm"):
             assert not output.preempted_request_ids
     assert scheduler.num_free_blocks == 24
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_stream_of_prompts_does_not_stop_separate_decodes(is_chunked: bool) -> None:
+    scheduler = make_scheduler(prefill_batching="separate", chunked_prefill=is_chunked, prefix_caching=False)
+    runner = HashRunner(64, 4)
+    long = make_request(max_tokens=20)
+    scheduler.add(long)
+    for _ in range(60):
+        scheduler.add(make_request(max_tokens=1))
+        step(scheduler, runner)
+    assert scheduler.find(long.request_id) is None

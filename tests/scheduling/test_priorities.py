@@ -4,7 +4,9 @@ import pytest
 
 from noria.config import PriorityClass
 from noria.errors import InvalidRequest, Overloaded
+from noria.scheduling.pace import Pace
 from noria.scheduling.scheduler import Scheduler
+from noria.scheduling.waiting_order import MAX_IDLE_USERS, FairOrder
 from noria.sequence import Request
 from support.engines import HashRunner, make_request, make_scheduler, step
 
@@ -169,7 +171,87 @@ def test_idle_time_earns_no_credit() -> None:
     # two of early's have been served; late starts level with the third, not with two requests to his credit
     late = [make_request(user="late", max_tokens=20) for _ in range(2)]
     early = make_request(user="early", max_tokens=20)
-    for request in (*late, early):
+    for request in (late[0], early, late[1]):
         scheduler.add(request)
     order = [one for one in order_of_service(scheduler, runner) if one in ids(*late, early)]
     assert order == ids(late[0], early, late[1])
+
+
+def test_a_fair_share_is_no_reason_to_starve() -> None:
+    """A stream of users who were never served would go before one who was, for ever, but for ageing."""
+    scheduler, runner = make_scheduler(max_num_seqs=1, fair_share=True, priority_ageing_s=20.0), HashRunner(64, 4)
+    scheduler.add(make_request(user="alice", max_tokens=20))
+    for _ in range(20):
+        step(scheduler, runner)
+    scheduler.add(make_request(user="fresh", max_tokens=1))
+    patient = make_request(user="alice", max_tokens=2)
+    scheduler.add(patient, now=0.0)
+    for now in range(100):
+        scheduler.add(make_request(user=f"fresh {now}", max_tokens=1), float(now))
+        scheduler.update(output := scheduler.schedule(float(now)), runner.execute(output))
+        if scheduler.find(patient.request_id) is None:
+            break
+    assert scheduler.find(patient.request_id) is None
+    assert now >= 20
+
+
+def test_of_users_who_were_given_the_same_the_first_to_arrive_comes_next() -> None:
+    scheduler, runner = make_scheduler(max_num_seqs=1, fair_share=True), HashRunner(64, 4)
+    requests = [make_request(user=user) for user in ("zed", "ann", "moe")]
+    for request in requests:
+        scheduler.add(request)
+    assert order_of_service(scheduler, runner) == ids(*requests)
+
+
+def test_users_who_come_once_are_forgotten() -> None:
+    scheduler, runner = make_scheduler(fair_share=True), HashRunner(64, 4)
+    for number in range(MAX_IDLE_USERS + 500):
+        scheduler.add(make_request(user=str(number), max_tokens=1))
+        step(scheduler, runner)
+    order = scheduler._waiting._orders[2]
+    assert isinstance(order, FairOrder)
+    assert len(order._service) <= MAX_IDLE_USERS + 1
+    assert len(order._heap) <= 1
+
+
+def test_an_urgent_prompt_goes_before_a_long_one_that_is_less_urgent() -> None:
+    scheduler, runner = make_scheduler(max_num_batched_tokens=8, priority_ageing_s=None), HashRunner(64, 4)
+    scheduler.add(make_request(range(60), priority=3))
+    step(scheduler, runner)
+    urgent = make_request([7, 8, 9], priority=1)
+    scheduler.add(urgent)
+    output = step(scheduler, runner)
+    assert {row.request_id: len(row.token_ids) for row in output.rows}[urgent.request_id] == 3
+    assert output.num_tokens == 8
+
+
+def test_blocks_that_only_the_victims_share_are_freed_with_them() -> None:
+    scheduler, runner = make_scheduler(10, max_num_seqs=4, priority_ageing_s=None), HashRunner(10, 4)
+    shared = list(range(24))
+    low = [make_request([*shared, number], 8, priority=3) for number in range(2)]
+    scheduler.add(low[0])
+    step(scheduler, runner)
+    scheduler.add(low[1])
+    step(scheduler, runner)
+    urgent = make_request([50] * 30, 4, priority=1)
+    scheduler.add(urgent)
+    output = step(scheduler, runner)
+    assert set(output.preempted_request_ids) == set(ids(*low))
+    assert urgent.request_id in output.admitted_request_ids
+
+
+def test_nobody_is_driven_out_in_the_step_in_which_he_joined() -> None:
+    scheduler, runner = make_scheduler(max_num_seqs=1, fair_share=True, priority_ageing_s=10.0), HashRunner(64, 4)
+    for now in range(0, 60, 3):
+        scheduler.add(make_request(user=str(now), priority=1 + now % 3, max_tokens=5), float(now))
+        output = scheduler.schedule(float(now))
+        assert not set(output.admitted_request_ids) & set(output.preempted_request_ids)
+        scheduler.update(output, runner.execute(output))
+
+
+def test_a_retry_hint_speaks_of_the_last_minute() -> None:
+    pace = Pace()
+    for now in (0.0, 1.0):
+        pace.note_end(now)
+    assert pace.retry_hint(now=2.0).endswith("retry after 2 s")
+    assert pace.retry_hint(now=86400.0) == "try again later"

@@ -155,11 +155,31 @@ def test_a_full_queue_refuses_by_requests_beyond_the_free_slots() -> None:
 
 
 def test_a_full_queue_refuses_by_tokens_but_takes_a_long_prompt_when_nobody_waits() -> None:
-    scheduler = make_scheduler(max_queue_tokens=5)
+    scheduler = make_scheduler(max_queue_tokens=5, max_num_seqs=1)
+    scheduler.add(make_request())
+    scheduler.schedule()
     scheduler.add(make_request(prompt=range(9)))
     with pytest.raises(Overloaded, match="it holds 9 prompt tokens, this request has 3, max_queue_tokens is 5"):
         scheduler.add(make_request(prompt=range(3)))
     assert scheduler.num_waiting == 1
+
+
+def test_a_burst_that_finds_free_slots_is_not_waiting() -> None:
+    scheduler = make_scheduler(max_queue_tokens=5, max_num_seqs=4)
+    for _ in range(4):
+        scheduler.add(make_request(prompt=range(9)))
+    assert scheduler.num_waiting == 4
+
+
+def test_free_slots_that_nobody_can_take_for_want_of_blocks_do_not_lengthen_the_queue() -> None:
+    scheduler, runner = make_scheduler(4, admission="guaranteed_no_evict", max_queue_size=2), HashRunner(4, 4)
+    scheduler.add(make_request(range(4), 12))
+    step(scheduler, runner)
+    for number in range(2):
+        scheduler.add(make_request([number] * 12, 4))
+        step(scheduler, runner)
+    with pytest.raises(Overloaded, match="max_queue_size is 2"):
+        scheduler.add(make_request([9] * 12, 4))
 
 
 def test_in_a_closed_mode_the_queue_has_no_limit_of_its_own() -> None:

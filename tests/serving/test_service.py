@@ -128,6 +128,12 @@ BAD_REQUESTS = {
         "max_tokens must be a whole number, not 'many'",
     ),
     "max_tokens a list": (("a",), {"sampling": {"max_tokens": [1]}}, "max_tokens must be a whole number"),
+    "half a character in cache_salt": (
+        ("a",),
+        {"sampling": b'{"cache_salt": "\\ud800"}'},
+        "cache_salt is not valid Unicode: surrogates not allowed at character 0",
+    ),
+    "user is a number": (("a",), {"sampling": b'{"user": 7}'}, "user must be a string, not 7"),
     "temperature NaN": (("a",), {"sampling": b'{"temperature": NaN}'}, "temperature must be a finite number, not nan"),
     "temperature negative": (("a",), {"sampling": {"temperature": -0.1}}, "temperature must be from 0.0 to 100.0"),
     "top_p 0": (("a",), {"sampling": {"top_p": 0}}, "top_p must be above 0"),

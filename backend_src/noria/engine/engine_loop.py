@@ -90,14 +90,23 @@ class EngineLoop:
             try:
                 self._take_commands()
                 self._engine.step()
-                if not self._engine.has_work:
-                    self._engine.check_integrity()
             except Exception as error:
                 log.exception("the engine failed")
                 self._abandon(EngineFailure(f"the engine failed: {error}"))
             self._deliver(StepReport(self._engine.take_outputs(), self._engine.stats()))
+            if not self._engine.has_work:
+                self._check_integrity()
         self._refuse_late_commands()
         self._engine.close()
+
+    def _check_integrity(self) -> None:
+        """When there is nothing else to do: it takes milliseconds."""
+        try:
+            self._engine.check_integrity()
+        except Exception as error:
+            log.exception("the engine's state is damaged")
+            self._abandon(EngineFailure(f"the engine failed: {error}"))
+            self._deliver(StepReport(self._engine.take_outputs(), self._engine.stats()))
 
     def _abandon(self, error: NoriaError) -> None:
         """End all live requests. If what they hold cannot be freed the engine stops, but nobody is left waiting."""

@@ -14,7 +14,7 @@ from noria.sequence import Sequence
 
 def root_hash(salt: str) -> bytes:
     """The parent of a first block. Requests of different salt have no block in common."""
-    return hashlib.sha256(salt.encode("utf-8")).digest()
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
 
 
 def block_hash(parent: bytes, token_ids: list[int]) -> bytes:

@@ -80,10 +80,19 @@ class KVCacheManager:
         sequence.block_table.extend(blocks)
         return True
 
-    def num_blocks_freed_by(self, sequence: Sequence, kept: list[int]) -> int:
-        """How many more blocks would be unpromised without the sequence, if those in `kept` were still in use."""
-        alone = [block for block in sequence.block_table if self.pool.ref_count(block) == 1 and block not in kept]
-        return self._num_owed(sequence) + len(alone)
+    def num_blocks_freed(self, sequences: Iterable[Sequence], kept: Iterable[int]) -> list[int]:
+        """How many more blocks would be unpromised without the first sequence, without the first two, and so on, if
+        the blocks in `kept` were still in use."""
+        kept = set(kept)
+        num_holders_gone: Counter[int] = Counter()
+        totals, total = [], 0
+        for sequence in sequences:
+            total += self._num_owed(sequence)
+            for block in sequence.block_table:
+                num_holders_gone[block] += 1
+                total += num_holders_gone[block] == self.pool.ref_count(block) and block not in kept
+            totals.append(total)
+        return totals
 
     def publish(self, sequence: Sequence) -> None:
         """Let others share the blocks that are wholly computed by now."""

@@ -110,7 +110,9 @@ class Scheduler:
         level = self._rules.check(request)
         sequence = Sequence(request, level, self._num_arrivals, now, self._rules.deadline(request, now))
         num_free_slots = self._batch.max_num_seqs - len(self._batch.sequences)
-        self._waiting.check_room(sequence, num_free_slots, self._pace.retry_hint)
+        # slots that nobody could take in the last step, for want of blocks, will not empty the queue in the next
+        num_leaving = 0 if self._planner.is_blocked else num_free_slots
+        self._waiting.check_room(sequence, num_leaving, self._pace.retry_hint(self._now))
         self._num_arrivals += 1
         self._waiting.add(sequence)
         self._sequences[request.request_id] = sequence
@@ -289,7 +291,7 @@ class Scheduler:
                 )
         for request_id in output.admitted_request_ids:
             sequence = self._sequences.get(request_id)
-            if sequence is not None:
+            if sequence is not None and sequence.status is SequenceStatus.RUNNING:
                 self._cache.distrust(sequence)
                 self._batch.sequences.remove(sequence)
                 self._cache.free(sequence)

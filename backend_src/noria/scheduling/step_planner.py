@@ -29,6 +29,8 @@ class StepPlanner:
         self._now = 0.0
         self._num_steps_without_insertion = 0
         self._was_prefill = False
+        # the last step left somebody waiting though there were slots
+        self.is_blocked = False
 
     def plan(self, now: float) -> StepPlan:
         """now: seconds, for the ageing of priorities."""
@@ -45,12 +47,12 @@ class StepPlanner:
                 self._admit(plan)
             self._compute_prompts(plan)
         self._num_steps_without_insertion = 0 if plan.admitted else self._num_steps_without_insertion + 1
+        self.is_blocked = self._batch.has_free_slot and len(self._queue) > 0
         return plan
 
     def _plan_separately(self, decodes: list[Sequence], plan: StepPlan) -> None:
-        """Prompts go before decodes, but where they come in chunks the two take turns."""
-        is_decodes_turn = self._was_prefill and self._policies.prefill.is_chunked and decodes
-        if not is_decodes_turn:
+        """The two take turns: a stream of prompts must not stop the decodes."""
+        if not (self._was_prefill and decodes):
             self._admit(plan)
             self._compute_prompts(plan)
         self._was_prefill = bool(plan.num_tokens)
@@ -86,16 +88,23 @@ class StepPlanner:
             return
         if not policies.insertion.may_insert(batch.num_live, num_waiting, self._num_steps_without_insertion):
             return
-        claims = [sequence.num_uncomputed_tokens for sequence in self._prompts(plan)]
+        prompts = self._prompts(plan)
         while (candidate := self._queue.head(self._now)) is not None:
             if not policies.mode.can_join(candidate, batch.sequences):
                 return
-            less_urgent = self._less_urgent(candidate)
+            less_urgent = self._less_urgent(candidate, plan)
             if not batch.has_free_slot and not less_urgent:
                 return
             prefix = batch.find_prefix(candidate)
             num_computed = candidate.num_computed_tokens or len(prefix) * self._cache.block_size
             num_tokens = candidate.num_tokens - num_computed
+            urgency = self._queue.urgency(candidate, self._now)
+            # less urgent prompts get what this one leaves
+            claims = [
+                prompt.num_uncomputed_tokens
+                for prompt in prompts
+                if prompt.status is SequenceStatus.RUNNING and self._queue.urgency(prompt, self._now) <= urgency
+            ]
             if not policies.prefill.has_room(num_tokens, claims, plan.prefill_budget):
                 return
             if not self._fits(candidate, prefix) and not self._make_room(candidate, prefix, less_urgent, plan):
@@ -105,10 +114,13 @@ class StepPlanner:
             if candidate.first_scheduled_s is None:
                 candidate.first_scheduled_s = self._now
                 self._queue.charge(candidate, INPUT_WEIGHT * candidate.num_prompt_tokens)
-            claims.append(num_tokens)
+            prompts.append(candidate)
 
-    def _fits(self, candidate: Sequence, prefix: list[int], without: SequenceOf[Sequence] = ()) -> bool:
-        """Whether there are a slot, tokens and blocks for `candidate`, were it not for the sequences in `without`."""
+    def _fits(
+        self, candidate: Sequence, prefix: list[int], without: SequenceOf[Sequence] = (), num_freed: int = 0
+    ) -> bool:
+        """Whether there are a slot, tokens and blocks for `candidate`, but for the sequences in `without`, which would
+        free `num_freed` blocks."""
         policies, batch, cache = self._policies, self._batch, self._cache
         if len(batch.sequences) - len(without) >= batch.max_num_seqs:
             return False
@@ -117,7 +129,7 @@ class StepPlanner:
         max_total = policies.max_batch_total_tokens
         if max_total is not None and sum(map(reserved, [*others, candidate])) > max_total:
             return False
-        num_free = cache.num_unpromised + sum(cache.num_blocks_freed_by(one, prefix) for one in without)
+        num_free = cache.num_unpromised + num_freed
         return cache.num_blocks_to_join(reserved(candidate), prefix) + self._headroom(len(others)) <= num_free
 
     def _headroom(self, num_others: int) -> int:
@@ -131,7 +143,7 @@ class StepPlanner:
         can_grow = self._policies.admission.can_preempt and self._queue.num_preempted
         return share + (num_others if can_grow else 0)
 
-    def _less_urgent(self, candidate: Sequence) -> list[Sequence]:
+    def _less_urgent(self, candidate: Sequence, plan: StepPlan) -> list[Sequence]:
         """Running sequences that may be driven out for `candidate`, the first to go first."""
         if not self._policies.admission.can_preempt:
             return []
@@ -140,22 +152,29 @@ class StepPlanner:
         if all(sequence.level <= level and sequence.arrival < arrival for sequence in self._batch.sequences):
             return []
         urgency = self._queue.urgency(candidate, self._now)
-        victims = [one for one in self._preemptible() if self._queue.urgency(one, self._now) > urgency]
+        victims = [
+            one
+            for one in self._preemptible()
+            if self._queue.urgency(one, self._now) > urgency and one not in plan.admitted
+        ]
         return sorted(victims, key=self._victim_order, reverse=True)
 
     def _make_room(self, candidate: Sequence, prefix: list[int], less_urgent: list[Sequence], plan: StepPlan) -> bool:
         """Drive out as many less urgent sequences as let `candidate` in; if all of them do not, none."""
+        num_freed = self._cache.num_blocks_freed(less_urgent, prefix)
+        if not less_urgent or not self._fits(candidate, prefix, less_urgent, num_freed[-1]):
+            return False
         for num_victims in range(1, len(less_urgent) + 1):
             victims = less_urgent[:num_victims]
-            if self._fits(candidate, prefix, without=victims):
+            if self._fits(candidate, prefix, victims, num_freed[num_victims - 1]):
                 for victim in victims:
                     self._preempt(victim, plan)
                 return True
         return False
 
     def _compute_prompts(self, plan: StepPlan) -> None:
-        prompts = self._prompts(plan)
-        claims = [sequence.num_uncomputed_tokens for sequence in prompts]
+        prompts = sorted(self._prompts(plan), key=lambda prompt: self._queue.urgency(prompt, self._now))
+        claims = [prompt.num_uncomputed_tokens for prompt in prompts]
         shares = self._policies.prefill.shares(claims, plan.prefill_budget)
         for sequence, share in zip(prompts, shares, strict=True):
             if not share:

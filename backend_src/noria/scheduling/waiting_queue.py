@@ -58,8 +58,8 @@ class WaitingQueue:
     def check_room(self, sequence: Sequence, num_free_slots: int, retry_hint: str) -> None:
         """Raises Overloaded when a limit is reached.
 
-        num_free_slots: sequences that will leave the queue at the next step, and do not count. One that is longer than
-        max_tokens is taken when nobody waits, since it would never be otherwise.
+        num_free_slots: sequences that will leave the queue at the next step; so many do not count. One that is longer
+        than max_tokens is taken when nobody else will wait, since it would never be otherwise.
         retry_hint: the end of the error's text.
         """
         own = self._level_limits.get(sequence.level, QueueLimit())
@@ -83,14 +83,23 @@ class WaitingQueue:
         self._num_preempted -= sequence.num_preemptions > 0
 
     def head(self, now: float) -> Sequence | None:
-        heads = [head for order in self._orders.values() if (head := order.head()) is not None]
+        heads = [head for order in self._orders.values() if (head := self._level_head(order, now)) is not None]
         return min(heads, key=lambda head: (self.urgency(head, now), head.arrival), default=None)
 
     def urgency(self, sequence: Sequence, now: float) -> int:
         """The level that the sequence counts as by now, waiting or running; 1 is the most urgent."""
-        if self._ageing_s is None or sequence.level == 1:
-            return sequence.level
-        return max(1, sequence.level - int((now - sequence.arrived_s) / self._ageing_s))
+        return max(1, sequence.level - self._age(sequence, now))
+
+    def _level_head(self, order: WaitingOrder, now: float) -> Sequence | None:
+        """Whose turn it is, unless somebody of the level has aged more: a fair share is no reason to starve."""
+        head, oldest = order.head(), order.oldest()
+        if head is None or oldest is None or self._age(oldest, now) <= self._age(head, now):
+            return head
+        return oldest
+
+    def _age(self, sequence: Sequence, now: float) -> int:
+        """Levels gained by waiting or running."""
+        return 0 if self._ageing_s is None else int((now - sequence.arrived_s) / self._ageing_s)
 
     def charge(self, sequence: Sequence, service: float) -> None:
         """Note what was done for the sequence's user, see `waiting_order.FairOrder`."""
@@ -102,7 +111,7 @@ def _check(
 ) -> None:
     if limit.max_size is not None and num_sequences >= limit.max_size + num_free:
         raise Overloaded(f"the waiting queue is full: max_queue_size{level} is {limit.max_size} requests; {hint}")
-    if limit.max_tokens is not None and num_sequences and num_tokens + num_new_tokens > limit.max_tokens:
+    if limit.max_tokens is not None and num_sequences > num_free and num_tokens + num_new_tokens > limit.max_tokens:
         raise Overloaded(
             f"the waiting queue is full: it holds {num_tokens} prompt tokens, this request has {num_new_tokens}, "
             f"max_queue_tokens{level} is {limit.max_tokens}; {hint}"
