@@ -91,7 +91,7 @@ def test_an_http_client_that_disconnects_frees_everything(any_mode: RunningServe
 def test_a_deadline_ends_a_request_with_an_error_of_its_own(any_mode: RunningServer) -> None:
     stream = RawStream(any_mode.grpc_url, text_inputs(PROMPT, LONG, stream=True), timeout_us=1_500_000)
     last = stream.all()[-1]
-    assert last.error == "the request's timeout passed before it was done"
+    assert str(last.error).startswith("the request's timeout passed before it was done")
     wait_until_idle(any_mode)
 
 
@@ -131,7 +131,7 @@ def test_a_plain_infer_can_be_cancelled_time_out_and_be_unloaded(start_server: A
     cancelled.cancel()
     wait_until_idle(server)
     late = RawInfer(server.grpc_url, text_inputs(PROMPT, LONG), timeout_us=1_000_000)
-    assert late.result().error == "the request's timeout passed before it was done"
+    assert str(late.result().error).startswith("the request's timeout passed before it was done")
     wait_until_idle(server)
     unloaded = RawInfer(server.grpc_url, text_inputs(PROMPT, LONG))
     time.sleep(1.5)

@@ -198,14 +198,29 @@ def _kv_bytes_per_token(cost_model: AnalyticCostModel | MeasuredCostModel) -> fl
 
 def load_requests(args: argparse.Namespace) -> list[SimRequest]:
     """What is asked for, by arrival. Raises ConfigError."""
+    if args.trace_speed != 1 and args.trace is None:
+        raise ConfigError("--trace-speed needs --trace")
+    if args.prompt_tokens is not None and (args.trace is not None or not _is_law(args.workload)):
+        raise ConfigError("--prompt-tokens needs a --workload that is a law of lengths: the others have their own")
     try:
         requests = _requests(args)
         if args.shared_prefix is not None:
-            num_tokens, _, share = args.shared_prefix.partition(":")
-            requests = with_shared_prefix(requests, int(num_tokens), float(share or 1), args.seed)
+            requests = with_shared_prefix(requests, *_shared_prefix(args.shared_prefix), args.seed)
         return requests
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from None
+
+
+def _is_law(workload: str) -> bool:
+    return workload != "seed" and not workload.endswith(".json")
+
+
+def _shared_prefix(text: str) -> tuple[int, float]:
+    num_tokens, _, share = text.partition(":")
+    try:
+        return int(num_tokens), float(share or 1)
+    except ValueError:
+        raise ConfigError(f"--shared-prefix takes TOKENS or TOKENS:SHARE, not {text!r}") from None
 
 
 def _requests(args: argparse.Namespace) -> list[SimRequest]:
@@ -240,7 +255,7 @@ def parse_law(text: str) -> LengthLaw:
             return make(*values)
     except ValueError as error:
         raise ConfigError(f"{text!r}: {error}") from None
-    raise ConfigError(f"lengths must be one of {form or _LAW_FORMS}, not {text!r}")
+    raise ConfigError(f"--workload and --prompt-tokens take lengths as {form or _LAW_FORMS}, not {text!r}")
 
 
 def _scaled(request: SimRequest, scale: float) -> SimRequest:
@@ -255,7 +270,12 @@ def _read_requests(path: Path) -> list[SimRequest]:
     """[{"num_prompt_tokens": 100, "num_output_tokens": 20, "arrival_s": 0.5}, ...]"""
     valid = [entry.name for entry in fields(SimRequest) if entry.name != "prompt_token_ids"]
     try:
-        entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--workload: cannot read {path}: {error.strerror}") from None
+    try:
+        entries: list[dict[str, Any]] = json.loads(text)
         return [SimRequest(**{"arrival_s": 0.0} | entry) for entry in entries]
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} must be a JSON list of objects of {', '.join(valid)}: {error}") from None
+    except (ValueError, TypeError) as error:
+        reason = str(error).removeprefix("SimRequest.__init__() ")
+        raise ConfigError(f"{path} must be a JSON list of objects of {', '.join(valid)}: {reason}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -47,9 +48,9 @@ def _client_record(record: SimulatedRecord) -> RequestRecord:
     chunks = [Chunk(times_s[0], 1)] if times_s else []
     if len(times_s) > 1:
         chunks.append(Chunk(times_s[-1], len(times_s) - 1))
-    return RequestRecord(
-        record.index, record.sent_s, record.ended_s, record.num_input_tokens, tuple(chunks), record.error
-    )
+    # errors that differ by a request's numbers alone are counted together
+    error = None if record.error is None else re.sub(r"\d+(\.\d+)?", "N", record.error)
+    return RequestRecord(record.index, record.sent_s, record.ended_s, record.num_input_tokens, tuple(chunks), error)
 
 
 def simulation_table(simulated: Sequence[SimulatedMode]) -> Table:

@@ -78,6 +78,8 @@ def _run_simulate(args: argparse.Namespace) -> int:
         check_can_validate(args)
         return run_validation(args, modes)
     objectives = parse_slo(args.slo).objectives() if args.slo else None
+    if args.burstiness != 1 and args.rate is None:
+        raise ConfigError("--burstiness needs --rate: it is of the gaps between arrivals")
     requests = load_requests(args)
     if not requests:
         raise ConfigError("workload: it holds no request")
@@ -129,6 +131,8 @@ def parse_autoscaling(text: str) -> Autoscaling:
             raise ConfigError(f"--autoscale: {key} must be a number, not {value!r}") from None
     if "max_replicas" not in values:
         raise ConfigError("--autoscale needs max_replicas=N")
+    if not values.keys() & {"max_waiting", "max_running_tokens", "max_kv_share"}:
+        raise ConfigError("--autoscale needs something to act on: max_waiting, max_running_tokens or max_kv_share")
     try:
         return Autoscaling(**values)
     except ValueError as error:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from noria.commands.common import say
+from noria.commands.workers import worker_processes
 from noria.errors import ConfigError
 from noria.simulation.lengths import EmpiricalLength, LengthLaw
 from noria.simulation.studies.catalogue import all_studies
@@ -68,9 +67,9 @@ def _simulate(studies: Mapping[str, Callable[[], Study]]) -> list[Study]:
     """Each in a process of its own, as many at a time as there are cores."""
     start = time.monotonic()
     done = []
-    with ProcessPoolExecutor(min(len(studies), len(os.sched_getaffinity(0)))) as pool:
-        for name, running in {name: pool.submit(study) for name, study in studies.items()}.items():
-            done.append(running.result())
+    with worker_processes(most=len(studies)) as pool:
+        for name, running in {name: pool.apply_async(study) for name, study in studies.items()}.items():
+            done.append(running.get())
             say(f"{name}, after {time.monotonic() - start:.0f} s: {' '.join(done[-1].findings)}")
     return done
 

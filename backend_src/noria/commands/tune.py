@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from noria.commands.sim_options import (
     simulated_config,
     simulated_options,
 )
-from noria.commands.tuned_files import write_tuned_files
+from noria.commands.tuned_files import check_output, write_tuned_files
+from noria.commands.workers import worker_processes
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.simulation.arrivals import SimRequest
@@ -66,6 +66,7 @@ def _run_tune(args: argparse.Namespace) -> int:
     configs = {mode: config for mode, (config, _) in bases.items()}
     num_blocks = bases[modes[0]][1]
     requests = _requests(args)
+    check_output(args.output)
     cost_model = load_cost_model(args, configs[modes[0]])
     space = TuningSpace(configs, num_blocks, requests)
     bench = Bench(
@@ -77,7 +78,7 @@ def _run_tune(args: argparse.Namespace) -> int:
         num_host_blocks=max(config.num_host_blocks or 0 for config in configs.values()),
         burstiness=args.burstiness,
     )
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with worker_processes(most=64) as pool:
         result = Tuner(space, bench, pool.map, say).run()
     _print(result)
     original = _original_config(args, result.best.config.batching_mode)

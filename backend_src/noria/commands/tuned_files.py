@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -38,6 +39,13 @@ def write_tuned_files(
     except OSError as error:
         raise ConfigError(f"--output {args.output} cannot be written: {error.strerror}") from None
     return [args.output / name for name in texts]
+
+
+def check_output(folder: Path) -> None:
+    """Before a minute of search, without leaving a trace of it. Raises ConfigError if the folder cannot be made."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ConfigError(f"--output {folder} cannot be written: {existing} is no folder that may be written to")
 
 
 def engine_json(config: EngineConfig, stated: Collection[str]) -> dict[str, Any]:

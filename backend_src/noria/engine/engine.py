@@ -14,12 +14,14 @@ from noria.engine.metrics import StatsCounter
 from noria.engine.outputs import EngineStats, RequestOutput
 from noria.engine.text import IncrementalText, TextTokenizer
 from noria.engine.trace import StepTrace
-from noria.errors import DeadlineExceeded, EngineFailure, NoriaError, Overloaded
+from noria.errors import DeadlineExceeded, EngineFailure, InvalidRequest, NoriaError, Overloaded
 from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
 from noria.scheduling.scheduler import Scheduler, SequenceUpdate
 from noria.sequence import FinishReason, Request
 
 log = logging.getLogger(__name__)
+
+DEADLINE_PASSED = "the request's timeout passed before it was done (its own, its priority class's or default_timeout_s)"
 
 
 class Runner(Protocol):
@@ -77,6 +79,11 @@ class Engine:
         )
         try:
             self._scheduler.add(request, self._clock())
+        except InvalidRequest as error:
+            # as one that is refused before it comes here, it is counted nowhere
+            del self._texts[request.request_id]
+            self._outputs.append(RequestOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error))
+            return
         except NoriaError as error:
             self._end(request.request_id, FinishReason.ERROR, error)
             return
@@ -105,7 +112,7 @@ class Engine:
         """Compute one step, if there is something to compute. A failed step fails just the requests in it."""
         now = self._clock()
         for request_id in self._scheduler.expire(now):
-            error = DeadlineExceeded("the request's timeout passed before it was done")
+            error = DeadlineExceeded(DEADLINE_PASSED)
             self._end(request_id, FinishReason.DEADLINE, error)
         scheduled = self._scheduler.schedule(now)
         if not scheduled.rows and self._scheduler.has_work:

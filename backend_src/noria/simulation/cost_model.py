@@ -123,7 +123,8 @@ class MeasuredCostModel:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"--costs: cannot read {path}: {reason}") from None
         values = decode_object(str(path), text)
         try:
             return cls.from_dict(values)
