@@ -91,8 +91,7 @@ class EngineConfig:
     preset: the policies of another system, see `presets`; its values have been put in place when this is made.
     max_prefill_tokens: the part of max_num_batched_tokens that prompts may take (TGI's max_batch_prefill_tokens).
     chunked_prefill: compute a prompt over several steps where it does not fit into one (Sarathi-Serve, OSDI'24).
-    prefill_batching: mixed computes prompts beside decodes; separate pauses decodes for them (TGI without chunks); with
-        chunked_prefill it alternates.
+    prefill_batching: mixed computes prompts beside decodes; in separate steps for prompts and for decodes take turns.
     prefill_order: fcfs, or equal_progress, where all prompts under way share the budget.
     admission: max_utilization joins while the known tokens fit and preempts when blocks run out; guaranteed_no_evict
         reserves prompt and max_tokens, and never preempts.
