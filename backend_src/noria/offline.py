@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from noria.config import EngineConfig
 from noria.engine.build import EngineParts, build_engine
@@ -73,12 +73,4 @@ def _run(parts: EngineParts, requests: list[Request]) -> list[RequestRecord]:
 
 
 def _counters(stats: EngineStats) -> EngineCounters:
-    return EngineCounters(
-        steps=stats.num_steps,
-        slot_steps=stats.num_slot_steps,
-        useful_slot_steps=stats.num_useful_slot_steps,
-        rows=stats.num_rows,
-        kv_allocated_slot_steps=stats.num_kv_allocated_slot_steps,
-        kv_live_slot_steps=stats.num_kv_live_slot_steps,
-        preemptions=stats.num_preemptions,
-    )
+    return EngineCounters(**{f.name: getattr(stats, f"num_{f.name}") for f in fields(EngineCounters)})

@@ -57,7 +57,7 @@ class StepPlanner:
             self._compute_prompts(plan)
         self._was_prefill = bool(plan.num_tokens)
         if not plan.num_tokens:
-            self._decode([one for one in decodes if one.status is SequenceStatus.RUNNING], plan)
+            self._decode(decodes, plan)
         if not plan.num_tokens:
             self._compute_prompts(plan)
 
