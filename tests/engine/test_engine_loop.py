@@ -11,7 +11,8 @@ from noria.engine.engine_loop import EngineLoop
 from noria.engine.metrics import StatsCounter
 from noria.engine.outputs import EngineStats, RequestOutput, StepReport
 from noria.errors import EngineFailure
-from noria.sequence import FinishReason
+from noria.scheduler_output import SchedulerOutput, StepResult
+from noria.sequence import FinishReason, Request
 from support.byte_tokenizer import ByteTokenizer
 from support.engines import HashRunner, expected_output, make_request, make_scheduler
 from support.waiting import TIMEOUT_S, wait_until
@@ -28,10 +29,26 @@ class BrokenTokenizer(ByteTokenizer):
         return super().decode(token_ids, skip_special_tokens)
 
 
+class HeldRunner(HashRunner):
+    """Begins a step and finishes it when it may: what is asked meanwhile surely comes before the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 4)
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.has_begun = threading.Event()
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        self.has_begun.set()
+        assert self.may_go_on.wait(TIMEOUT_S), "the test never let the step go on"
+        return super().execute(output)
+
+
 class Fixture:
     def __init__(self) -> None:
         self.tokenizer = BrokenTokenizer()
-        self.engine = Engine(make_scheduler(), HashRunner(64, 4), self.tokenizer, StatsCounter(64, 4))
+        self.runner = HeldRunner()
+        self.engine = Engine(make_scheduler(), self.runner, self.tokenizer, StatsCounter(64, 4))
         self.outputs: list[RequestOutput] = []
         self.stats = EngineStats()
         self.loop = EngineLoop(self.engine, self._deliver)
@@ -39,6 +56,16 @@ class Fixture:
     def _deliver(self, report: StepReport) -> None:
         self.outputs += report.outputs
         self.stats = report.stats or self.stats
+
+    def start_and_hold_first_step_of(self, requests: Sequence[Request]) -> None:
+        """`let_go` ends the step. Without this a short answer could be over before the test's next line."""
+        self.runner.may_go_on.clear()
+        self.loop.start()
+        self.loop.submit(requests)
+        assert self.runner.has_begun.wait(TIMEOUT_S)
+
+    def let_go(self) -> None:
+        self.runner.may_go_on.set()
 
     def ends(self) -> dict[int, list[RequestOutput]]:
         ends: dict[int, list[RequestOutput]] = {}
@@ -86,11 +113,10 @@ def test_a_damaged_state_stops_the_engine_but_answers_everybody(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [make_request(max_tokens=200) for _ in range(6)]
-    fixture.loop.start()
-    fixture.loop.submit(requests)
-    wait_until(lambda: bool(fixture.outputs))
+    fixture.start_and_hold_first_step_of(requests)
     monkeypatch.setattr(fixture.engine._scheduler, "schedule", lambda *_: 1 / 0)
     monkeypatch.setattr(fixture.engine._scheduler, "finish", lambda *_: 1 / 0)
+    fixture.let_go()
     wait_until(lambda: len(fixture.ends()) == 6)
     wait_until(lambda: not fixture.loop._thread.is_alive())
     with pytest.raises(EngineFailure, match="the engine has stopped"):
@@ -99,11 +125,10 @@ def test_a_damaged_state_stops_the_engine_but_answers_everybody(
 
 def test_stop_ends_live_requests_and_those_that_come_too_late(fixture: Fixture) -> None:
     live, late = make_request(max_tokens=60), make_request()
-    fixture.loop.start()
-    fixture.loop.submit([live])
-    wait_until(lambda: bool(fixture.outputs))
+    fixture.start_and_hold_first_step_of([live])
     stopper = threading.Thread(target=fixture.loop.stop, args=(TIMEOUT_S,))
     stopper.start()
+    fixture.let_go()
     try:
         fixture.loop.submit([late])
         expected = {live.request_id, late.request_id}
@@ -129,10 +154,9 @@ def test_the_watchdog_ends_everybody_loudly_when_nothing_can_be_scheduled(
 
 def test_a_paused_requests_deadline_wakes_an_idle_engine(fixture: Fixture) -> None:
     paused = make_request(max_tokens=200, deadline=time.monotonic() + 1.0)
-    fixture.loop.start()
-    fixture.loop.submit([paused])
-    wait_until(lambda: bool(fixture.outputs))
+    fixture.start_and_hold_first_step_of([paused])
     fixture.loop.pause([paused.request_id])
+    fixture.let_go()
     wait_until(lambda: fixture.stats.num_paused == 1)
     assert not fixture.engine.has_work
     wait_until(lambda: paused.request_id in fixture.ends())
@@ -142,10 +166,9 @@ def test_a_paused_requests_deadline_wakes_an_idle_engine(fixture: Fixture) -> No
 
 def test_a_paused_request_goes_on_where_it_was_when_it_is_resumed(fixture: Fixture) -> None:
     request = make_request(max_tokens=100)
-    fixture.loop.start()
-    fixture.loop.submit([request])
-    wait_until(lambda: bool(fixture.outputs))
+    fixture.start_and_hold_first_step_of([request])
     fixture.loop.pause([request.request_id])
+    fixture.let_go()
     wait_until(lambda: fixture.stats.num_paused == 1)
     fixture.loop.resume([request.request_id])
     wait_until(lambda: request.request_id in fixture.ends())
@@ -156,11 +179,10 @@ def test_a_paused_request_goes_on_where_it_was_when_it_is_resumed(fixture: Fixtu
 
 def test_gauges_return_to_zero_after_a_mass_abort(fixture: Fixture) -> None:
     requests = [make_request(max_tokens=200) for _ in range(20)]
-    fixture.loop.start()
-    fixture.loop.submit(requests)
-    wait_until(lambda: bool(fixture.outputs))
+    fixture.start_and_hold_first_step_of(requests)
     fixture.loop.pause([requests[0].request_id])
     fixture.loop.abort([request.request_id for request in requests])
+    fixture.let_go()
     # no request comes after them
     wait_until(lambda: len(fixture.ends()) == 20)
     wait_until(lambda: fixture.stats.num_cancelled == 20)
