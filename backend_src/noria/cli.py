@@ -19,6 +19,7 @@ from noria.commands.study import add_study
 from noria.commands.trace import add_trace
 from noria.commands.tune import add_tune
 from noria.errors import NoriaError
+from noria_bench.errors import BenchError
 from noria_client.cli import add_chat, add_generate
 from noria_client.errors import ServerError
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _interrupt)
     try:
         return int(args.run(args))
-    except (NoriaError, ServerError) as error:
+    except (NoriaError, ServerError, BenchError) as error:
         print(f"noria: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -11,10 +11,10 @@ from noria.engine.build import EngineParts, build_engine
 from noria.engine.outputs import EngineStats
 from noria.sampling_params import SamplingParams, sampling_params_from
 from noria.sequence import Request
-from noria_client.load import Chunk, RequestRecord
-from noria_client.report import ModeResult, summarise
-from noria_client.server_metrics import EngineCounters
-from noria_client.workload import Workload
+from noria_bench.engine_counters import EngineCounters
+from noria_bench.records import Chunk, RequestRecord
+from noria_bench.report import ModeResult, summarise
+from noria_bench.workload import Workload
 
 MODE_NAME = "engine alone"
 
@@ -73,4 +73,7 @@ def _run(parts: EngineParts, requests: list[Request]) -> list[RequestRecord]:
 
 
 def _counters(stats: EngineStats) -> EngineCounters:
-    return EngineCounters(**{f.name: getattr(stats, f"num_{f.name}") for f in fields(EngineCounters)})
+    renamed = {f"requests_{end}": f"num_{end}" for end in ("finished", "failed", "rejected", "expired", "cancelled")}
+    renamed["generation_tokens"] = "num_generated_tokens"
+    names = [f.name for f in fields(EngineCounters)]
+    return EngineCounters(**{name: getattr(stats, renamed.get(name, f"num_{name}")) for name in names})

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import noria_bench.load
 import noria_client.client
 
-FILES = sorted(Path(noria_client.client.__file__).parent.glob("*.py"))
+FOLDERS = [Path(module.__file__).parent for module in (noria_client.client, noria_bench.load)]
+FILES = sorted(path for folder in FOLDERS for path in folder.rglob("*.py"))
 
 
 def imported_modules(path: Path) -> set[str]:

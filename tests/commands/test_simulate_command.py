@@ -23,8 +23,8 @@ from noria.serving.server import ServerOptions, default_repository
 from noria.simulation.batch_former import dynamic_batching_for
 from noria.simulation.cost_model import MeasuredCostModel
 from noria.timeline.recorded_trace import read_trace
-from noria_client.load import Chunk, RequestRecord
-from noria_client.workload import Workload, seed_workload
+from noria_bench.records import Chunk, RequestRecord
+from noria_bench.workload import Workload, seed_workload
 from support.engines import HashRunner, make_request
 
 # every step takes a second, whatever is in it

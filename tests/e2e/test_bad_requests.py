@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from noria.serving.server import RunningServer
-from noria_client.server_metrics import parse_metrics
+from noria_bench.server_metrics import parse_metrics
 from support.raw_triton import RawStream, text_inputs
 
 PROMPT = "The capital of France is"

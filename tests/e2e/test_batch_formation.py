@@ -15,7 +15,7 @@ import pytest
 
 from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
-from noria_client.server_metrics import parse_metrics
+from noria_bench.server_metrics import parse_metrics
 from support.raw_triton import RawStream, text_inputs
 from support.tiny_models import tiny_model_dir
 

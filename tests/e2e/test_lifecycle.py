@@ -17,7 +17,7 @@ import tritonclient.grpc as grpcclient
 
 from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
-from noria_client.server_metrics import parse_metrics
+from noria_bench.server_metrics import parse_metrics
 from support.raw_triton import RawInfer, RawStream, text_inputs
 
 PROMPT = "The capital of France is"

@@ -18,10 +18,10 @@ import pytest
 from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
 from noria.serving.sinks import MAX_BYTES_WITH_FINAL
+from noria_bench.server_metrics import parse_metrics
 from noria_client import errors
 from noria_client.client import Client
 from noria_client.errors import ServerError
-from noria_client.server_metrics import parse_metrics
 from support.raw_triton import RawResponse, RawStream, text_inputs
 from support.tiny_models import tiny_model_dir
 

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 from noria.errors import ConfigError
-from noria.simulation.arrivals import (
-    all_at_once,
-    constant_rate,
-    distinct_prompt,
-    gamma,
-    make_requests,
-    poisson,
-    with_shared_prefix,
-)
-from noria.simulation.lengths import (
+from noria.simulation.requests import distinct_prompt, make_requests, with_shared_prefix
+from noria.simulation.trace import read_azure_trace
+from noria_bench.arrivals import all_at_once, constant_rate, gamma, poisson
+from noria_bench.lengths import (
     ConstantLength,
     EmpiricalLength,
     ExponentialLength,
@@ -26,7 +20,6 @@ from noria.simulation.lengths import (
     UniformLength,
     draw_lengths,
 )
-from noria.simulation.trace import read_azure_trace
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from noria.config import EngineConfig
-from noria.simulation.arrivals import SimRequest
 from noria.simulation.autoscaling import Autoscaling
 from noria.simulation.cost_model import MeasuredCostModel
 from noria.simulation.fleet import FleetResult, LeastOutstandingTokens, ReplicaLife, RoundRobin, Router, run_fleet
 from noria.simulation.replica import Replica
-from noria.simulation.summary import Objectives
+from noria.simulation.requests import SimRequest
+from noria_bench.slo import Objectives
 
 ONE_SECOND = MeasuredCostModel(((1, 1.0),))
 CONFIG = EngineConfig(max_num_seqs=2, block_size=4)

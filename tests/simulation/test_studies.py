@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from noria.cli import main
-from noria.simulation.lengths import ConstantLength, EmpiricalLength, UniformLength, draw_lengths
 from noria.simulation.studies import autoscaling, eviction, preemptions, presets, sarathi
 from noria.simulation.studies.plots import draw_study
 from noria.simulation.studies.ratio import LAWS, NUM_DRAWS, ideal_ratio, ratio_points, simulated_ratios
 from noria.simulation.studies.report import to_json, to_markdown
 from noria.simulation.studies.roofline import roofline_study
 from noria.simulation.studies.study import Mark, Panel, Series, Study
+from noria_bench.lengths import ConstantLength, EmpiricalLength, UniformLength, draw_lengths
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_evicting_trades_gaps_for_the_wait_and_nothing_without_pressure() -> Non
     assert recomputed.tpot_p99_s > 1.3 * reserved.tpot_p99_s
     assert recomputed.max_gap_p99_s > 5 * reserved.max_gap_p99_s
     assert reserved.num_preemptions == 0 < recomputed.num_preemptions
-    assert recomputed.num_lost_tokens > 0 == swapped.num_lost_tokens
+    assert recomputed.num_recomputed_tokens > 0 == swapped.num_recomputed_tokens
     assert swapped.output_tokens_per_s >= recomputed.output_tokens_per_s
     ample = [eviction.eviction_point("", policy, 1.5, requests[:12]) for policy in eviction.SWEPT]
     assert len({(point.output_tokens_per_s, point.tpot_p99_s) for point in ample}) == 1

@@ -12,14 +12,15 @@ import pytest
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.simulation.arrivals import SimRequest, with_shared_prefix
 from noria.simulation.batch_former import DynamicBatching
 from noria.simulation.cost_model import MeasuredCostModel
 from noria.simulation.records import Outcome, RequestRecord
-from noria.simulation.slo import KEYS, latency_figure, parse_slo
+from noria.simulation.requests import SimRequest, with_shared_prefix
 from noria.simulation.trial import Bench, Measurement, Trial, time_alone
 from noria.simulation.tuner import TOLERANCE, RateSearch, Tuner, TuningResult
 from noria.simulation.tuning_space import Candidate, TuningSpace
+from noria_bench.errors import BenchError
+from noria_bench.slo import KEYS, latency_figure, parse_slo
 
 ONE_SECOND = MeasuredCostModel(((1, 1.0),))
 BASES = {mode: EngineConfig(batching_mode=mode) for mode in ("inflight", "static", "dynamic")}
@@ -39,13 +40,13 @@ def test_an_slo_is_read_and_says_what_is_worst() -> None:
 
 @pytest.mark.parametrize("text", ["ttft=2", "ttft_p90=2", "", "ttft_p95=2,,"])
 def test_an_unknown_key_is_refused_with_those_there_are(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"keys of {KEYS[0]}, .*max_gap_mean"):
+    with pytest.raises(BenchError, match=f"keys of {KEYS[0]}, .*max_gap_mean"):
         parse_slo(text)
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "inf", "nan", "fast"])
 def test_a_limit_must_be_a_number_of_seconds(value: str) -> None:
-    with pytest.raises(ConfigError, match="ttft_p95 must be a finite number of seconds"):
+    with pytest.raises(BenchError, match="ttft_p95 must be a finite number of seconds"):
         parse_slo(f"ttft_p95={value}")
 
 

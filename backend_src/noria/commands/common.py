@@ -28,7 +28,7 @@ from noria.serving.server import (
     default_repository,
     engine_environment,
 )
-from noria_client.compare import ServerUrls
+from noria_bench.compare import ServerUrls
 
 ServerStarter = Callable[[str], AbstractContextManager[ServerUrls]]
 

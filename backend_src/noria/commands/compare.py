@@ -16,9 +16,9 @@ from noria.commands.common import (
     server_starter,
 )
 from noria.serving.server import ServerOptions
-from noria_client.cli import add_compare_arguments, run_compare
-from noria_client.report import ModeResult
-from noria_client.workload import Workload
+from noria_bench.compare_command import add_compare_arguments, run_compare
+from noria_bench.report import ModeResult
+from noria_bench.workload import Workload
 
 
 def add_compare(subparsers: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from noria.commands.common import prepare_model, say, server_starter
 from noria.serving.server import ServerOptions, default_repository
-from noria_client.cli import add_compare_arguments, run_compare
+from noria_bench.compare import ServerUrls
+from noria_bench.compare_command import add_compare_arguments, run_compare
 from noria_client.client import Client
-from noria_client.compare import ServerUrls
 
 DEMO_QUESTION = "In three sentences: why does a water wheel turn?"
 DEMO_SCALE = 0.15

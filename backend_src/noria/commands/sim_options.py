@@ -19,9 +19,11 @@ from noria.errors import ConfigError
 from noria.presets import PRESETS
 from noria.serving.server import ServerOptions, check_mode
 from noria.simulation.analytic import CHIPS, MODEL_SHAPES, AnalyticCostModel
-from noria.simulation.arrivals import SimRequest, all_at_once, gamma, make_requests, with_shared_prefix
 from noria.simulation.cost_model import MeasuredCostModel
-from noria.simulation.lengths import (
+from noria.simulation.requests import SimRequest, make_requests, with_shared_prefix
+from noria.simulation.trace import read_azure_trace
+from noria_bench.arrivals import all_at_once, gamma
+from noria_bench.lengths import (
     ConstantLength,
     ExponentialLength,
     LengthLaw,
@@ -29,8 +31,7 @@ from noria.simulation.lengths import (
     UniformLength,
     draw_lengths,
 )
-from noria.simulation.trace import read_azure_trace
-from noria_client.workload import seed_workload
+from noria_bench.workload import seed_workload
 
 GIB = 2**30
 ANALYTIC = "analytic:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from rich.table import Table
 
 from noria.errors import ConfigError
 from noria.simulation.records import RequestRecord as SimulatedRecord
-from noria.simulation.summary import Distribution, SimulationResult, Summary
-from noria_client.load import Chunk, RequestRecord
-from noria_client.report import ModeResult, summarise
-from noria_client.server_metrics import EngineCounters
+from noria.simulation.summary import SimulationResult, Summary
+from noria_bench.distribution import Distribution
+from noria_bench.records import Chunk, RequestRecord
+from noria_bench.report import ModeResult, summarise
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,9 @@ class SimulatedMode:
 
 def mode_result(mode: str, result: SimulationResult) -> ModeResult:
     """What a client's report would say of it."""
-    renamed = {"recomputed_tokens": "lost_tokens"}
-    counters = EngineCounters(
-        **{f.name: getattr(result.counters, renamed.get(f.name, f.name)) for f in fields(EngineCounters)}
+    return summarise(
+        mode, len(result.records), [_client_record(record) for record in result.records], result.counters.totals
     )
-    return summarise(mode, len(result.records), [_client_record(record) for record in result.records], counters)
 
 
 def _client_record(record: SimulatedRecord) -> RequestRecord:
@@ -69,7 +67,7 @@ def simulation_table(simulated: Sequence[SimulatedMode]) -> Table:
     if any(summary.good_share is not None for summary in summaries):
         add("goodput, requests/s", *(_number(summary.good_requests_per_s, ".3f") for summary in summaries))
         add("requests within the SLO", *(_number(summary.good_share, ".1%") for summary in summaries))
-    add("recomputed tokens", *(str(summary.num_lost_tokens) for summary in summaries))
+    add("recomputed tokens", *(str(summary.num_recomputed_tokens) for summary in summaries))
     add("prefix hit rate", *(_number(summary.prefix_hit_rate, ".1%") for summary in summaries))
     add("replica seconds", *(f"{mode.replica_seconds:.1f}" for mode in simulated))
     add("simulated in s", *(f"{mode.wall_s:.2f}" for mode in simulated))

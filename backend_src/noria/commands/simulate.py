@@ -26,15 +26,14 @@ from noria.commands.sim_options import (
 from noria.commands.sim_report import SimulatedMode, mode_result, simulation_table, write_json
 from noria.commands.validation import check_can_validate, run_validation
 from noria.errors import ConfigError
-from noria.simulation.arrivals import SimRequest
 from noria.simulation.autoscaling import Autoscaling
 from noria.simulation.fleet import LeastOutstandingTokens, RoundRobin, Router, run_fleet
 from noria.simulation.replica import Replica
+from noria.simulation.requests import SimRequest
 from noria.simulation.simulator import Simulator
-from noria.simulation.slo import parse_slo
-from noria.simulation.summary import Objectives
-from noria_client.cli import MODES
-from noria_client.report import comparison_table
+from noria_bench.compare_command import MODES
+from noria_bench.report import comparison_table
+from noria_bench.slo import Objectives, parse_slo
 
 ROUTERS: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_tokens": LeastOutstandingTokens}
 

@@ -12,13 +12,13 @@ from typing import Any
 from noria.commands.common import say
 from noria.commands.workers import worker_processes
 from noria.errors import ConfigError
-from noria.simulation.lengths import EmpiricalLength, LengthLaw
 from noria.simulation.studies.catalogue import all_studies
 from noria.simulation.studies.plots import draw_study
 from noria.simulation.studies.report import to_json, to_markdown
 from noria.simulation.studies.study import Study
 from noria.simulation.trace import read_azure_trace
 from noria.timeline.picture import check_can_draw
+from noria_bench.lengths import EmpiricalLength, LengthLaw
 
 
 def add_study(subparsers: Any) -> None:

@@ -15,10 +15,10 @@ from noria.serving.server import ServerOptions, check_mode
 from noria.timeline.chrome_trace import write_chrome_trace
 from noria.timeline.picture import check_can_draw, draw_slots
 from noria.timeline.recorded_trace import read_trace
-from noria_client.cli import MODES
+from noria_bench.compare_command import MODES
+from noria_bench.load import LoadRun, run_load
+from noria_bench.workload import Workload, seed_workload
 from noria_client.client import AsyncClient
-from noria_client.load import LoadRun, run_load
-from noria_client.workload import Workload, seed_workload
 
 
 def add_trace(subparsers: Any) -> None:

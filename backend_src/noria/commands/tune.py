@@ -26,12 +26,12 @@ from noria.commands.tuned_files import check_output, write_tuned_files
 from noria.commands.workers import worker_processes
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.simulation.arrivals import SimRequest
-from noria.simulation.slo import KEYS, parse_slo
+from noria.simulation.requests import SimRequest
 from noria.simulation.trial import Bench, Measurement, time_alone
 from noria.simulation.tuner import Tuner, TuningResult
 from noria.simulation.tuning_space import TuningSpace
-from noria_client.cli import MODES
+from noria_bench.compare_command import MODES
+from noria_bench.slo import KEYS, parse_slo
 
 DEFAULT_NUM_REQUESTS = 500
 

@@ -33,13 +33,15 @@ from noria.commands.sim_report import mode_result, write_json
 from noria.errors import ConfigError, EngineFailure
 from noria.recorded_costs import costs_of_samples, pace, step_samples
 from noria.serving.server import ServerOptions, check_mode
-from noria.simulation.arrivals import SimRequest
+from noria.simulation.requests import SimRequest
 from noria.simulation.simulator import Simulator
 from noria.timeline.recorded_trace import RecordedStep, RecordedTrace, read_trace
+from noria_bench.distribution import Distribution
+from noria_bench.load import LoadRun, run_load
+from noria_bench.records import RequestRecord
+from noria_bench.report import ModeResult, summarise
+from noria_bench.workload import Workload, seed_workload
 from noria_client.client import AsyncClient
-from noria_client.load import LoadRun, RequestRecord, run_load
-from noria_client.report import Distribution, ModeResult, summarise
-from noria_client.workload import Workload, seed_workload
 
 SPACING_S = 0.02
 TOLERANCE = 0.15

@@ -13,10 +13,10 @@ from functools import reduce
 from operator import add
 from typing import Protocol
 
-from noria.simulation.arrivals import SimRequest
 from noria.simulation.autoscaling import Autoscaling
 from noria.simulation.records import RequestRecord, StepCounters
 from noria.simulation.replica import Replica
+from noria.simulation.requests import SimRequest
 from noria.simulation.summary import SimulationResult
 
 

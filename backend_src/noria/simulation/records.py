@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import Enum
-from itertools import pairwise
 
 from noria.scheduler_output import SchedulerOutput
+from noria_bench import latencies
+from noria_bench.engine_counters import EngineCounters
 
 
 class Outcome(str, Enum):
@@ -27,7 +28,7 @@ class RequestRecord:
     sent_s: when it arrived. first_scheduled_s: when it first joined a batch; None if it never did.
     token_times_s: of each output token. ended_s: when its outcome was known. error: None if it finished.
     num_input_tokens: the prompt's.
-    The latencies are those of vLLM's `bench serve`; each is None where the request cannot have it.
+    Latencies as in `noria_bench.latencies`.
     """
 
     index: int
@@ -53,26 +54,24 @@ class RequestRecord:
         return None if self.first_scheduled_s is None else self.first_scheduled_s - self.sent_s
 
     @property
+    def has_succeeded(self) -> bool:
+        return self.outcome is Outcome.FINISHED
+
+    @property
     def ttft_s(self) -> float | None:
-        """Time to first token."""
-        return self.token_times_s[0] - self.sent_s if self.token_times_s else None
+        return latencies.ttft(self.sent_s, self.token_times_s)
 
     @property
     def e2e_s(self) -> float | None:
-        """End to end: to the last token."""
-        return self.token_times_s[-1] - self.sent_s if self.token_times_s else None
+        return latencies.e2e(self.sent_s, self.token_times_s)
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first: (e2e - ttft) / (output tokens - 1)."""
-        if len(self.token_times_s) < 2:
-            return None
-        return (self.token_times_s[-1] - self.token_times_s[0]) / (len(self.token_times_s) - 1)
+        return latencies.tpot(self.token_times_s, self.num_output_tokens)
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between one token and the next; aiperf's inter-chunk latencies."""
-        return [later - earlier for earlier, later in pairwise(self.token_times_s)]
+        return latencies.gaps(self.token_times_s)
 
     @property
     def max_gap_s(self) -> float | None:
@@ -81,12 +80,12 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepCounters:
-    """Sums over steps, as the engine counts them for its metrics. The ratios are None where nothing was counted.
+    """Sums over steps, as the engine counts them for its metrics.
 
     slot_steps, useful_slot_steps: slots offered, and rows that are no padding. rows: all rows.
     kv_allocated_slot_steps, kv_live_slot_steps: token slots of the cache that were allocated, and that held a token.
     prefix_tokens, prefix_hit_tokens: known tokens of sequences that joined, and those of them found in the cache.
-    lost_tokens: computed twice because of a preemption. computed_tokens: without those of padding rows.
+    recomputed_tokens: computed twice because of a preemption. computed_tokens: without those of padding rows.
     busy_s: time spent in steps.
     """
 
@@ -98,7 +97,7 @@ class StepCounters:
     kv_live_slot_steps: int = 0
     computed_tokens: int = 0
     preemptions: int = 0
-    lost_tokens: int = 0
+    recomputed_tokens: int = 0
     prefix_tokens: int = 0
     prefix_hit_tokens: int = 0
     busy_s: float = 0.0
@@ -119,7 +118,7 @@ class StepCounters:
         self.kv_live_slot_steps += output.num_live_kv_tokens
         self.computed_tokens += num_tokens
         self.preemptions += len(output.preempted_request_ids)
-        self.lost_tokens += output.num_lost_tokens
+        self.recomputed_tokens += output.num_lost_tokens
         self.prefix_tokens += output.num_prefix_tokens
         self.prefix_hit_tokens += output.num_prefix_hit_tokens
         self.busy_s += seconds
@@ -128,22 +127,6 @@ class StepCounters:
         return StepCounters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @property
-    def slot_utilisation(self) -> float | None:
-        return _ratio(self.useful_slot_steps, self.slot_steps)
-
-    @property
-    def mean_batch(self) -> float | None:
-        return _ratio(self.rows, self.steps)
-
-    @property
-    def kv_waste(self) -> float | None:
-        live = _ratio(self.kv_live_slot_steps, self.kv_allocated_slot_steps)
-        return None if live is None else 1 - live
-
-    @property
-    def prefix_hit_rate(self) -> float | None:
-        return _ratio(self.prefix_hit_tokens, self.prefix_tokens)
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+    def totals(self) -> EngineCounters:
+        """As a server would have counted them, for the ratios."""
+        return EngineCounters(**{f.name: getattr(self, f.name) for f in fields(self) if f.name != "busy_s"})

@@ -15,10 +15,10 @@ from noria.sampling_params import SamplingParams
 from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
 from noria.scheduling.build import build_scheduler
 from noria.sequence import Request
-from noria.simulation.arrivals import SimRequest, distinct_prompt
 from noria.simulation.batch_former import BatchFormer, DynamicBatching, dynamic_batching_for
 from noria.simulation.cost_model import CostModel
 from noria.simulation.records import Outcome, RequestRecord, StepCounters
+from noria.simulation.requests import SimRequest, distinct_prompt
 
 # ids that no prompt of `arrivals` holds
 _TOKEN = SampledToken(2**31 - 1)

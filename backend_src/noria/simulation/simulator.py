@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from noria.config import EngineConfig
-from noria.simulation.arrivals import SimRequest
 from noria.simulation.batch_former import DynamicBatching
 from noria.simulation.cost_model import CostModel
 from noria.simulation.records import RequestRecord
 from noria.simulation.replica import Replica
+from noria.simulation.requests import SimRequest
 from noria.simulation.summary import SimulationResult
 
 

@@ -1,53 +1,17 @@
 """Numbers that sum up a simulation, by the definitions of the client's report on a real measurement.
 
-Percentiles interpolate linearly between the closest ranks (Hyndman and Fan 1996, type 7; NumPy's default). Latencies
-and tokens are those of finished requests; the others are counted beside them, and meet no objective.
+Latencies and tokens are those of finished requests; the others are counted beside them, and meet no objective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from noria.simulation.records import Outcome, RequestRecord, StepCounters
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Seconds."""
-
-    median: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Distribution | None:
-        """Of the values there are; None if there are none."""
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        return cls(*(float(value) for value in np.percentile(known, [50, 95, 99], method="linear")))
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """What a request must keep to be a good one, in seconds; None asks nothing. A request that cannot have a latency,
-    such as the tpot of one token, keeps it."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-    max_gap_s: float | None = None
-
-    def are_met_by(self, record: RequestRecord) -> bool:
-        """Never by a request that was refused or ran out of time."""
-        if record.outcome is not Outcome.FINISHED:
-            return False
-        limits = ((getattr(self, f.name), f.name) for f in fields(self))
-        return all(limit is None or (getattr(record, name) or 0.0) <= limit for limit, name in limits)
+from noria_bench.distribution import Distribution
+from noria_bench.slo import Objectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +43,7 @@ class Summary:
     kv_waste: float | None
     prefix_hit_rate: float | None
     num_preemptions: int
-    num_lost_tokens: int
+    num_recomputed_tokens: int
     busy_s: float
     good_requests_per_s: float | None
     good_share: float | None
@@ -104,7 +68,7 @@ class SimulationResult:
 
     def summary(self, objectives: Objectives | None = None) -> Summary:
         finished = [record for record in self.records if record.outcome is Outcome.FINISHED]
-        counters, wall_s = self.counters, self.wall_s
+        counters, totals, wall_s = self.counters, self.counters.totals, self.wall_s
         num_good = None if objectives is None else sum(map(objectives.are_met_by, self.records))
         return Summary(
             num_requests=len(self.records),
@@ -120,12 +84,12 @@ class SimulationResult:
             icl_s=Distribution.of(_pooled_gaps(finished)),
             max_gap_s=Distribution.of(record.max_gap_s for record in finished),
             e2e_s=Distribution.of(record.e2e_s for record in finished),
-            slot_utilisation=counters.slot_utilisation,
-            mean_batch=counters.mean_batch,
-            kv_waste=counters.kv_waste,
-            prefix_hit_rate=counters.prefix_hit_rate,
+            slot_utilisation=totals.slot_utilisation,
+            mean_batch=totals.mean_batch,
+            kv_waste=totals.kv_waste,
+            prefix_hit_rate=totals.prefix_hit_rate,
             num_preemptions=counters.preemptions,
-            num_lost_tokens=counters.lost_tokens,
+            num_recomputed_tokens=counters.recomputed_tokens,
             busy_s=counters.busy_s,
             good_requests_per_s=_over(num_good, wall_s),
             good_share=_over(num_good, len(self.records)),

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from noria.errors import ConfigError
-from noria.simulation.arrivals import SimRequest
+from noria.simulation.requests import SimRequest
 
 TIME, PROMPT, OUTPUT = COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

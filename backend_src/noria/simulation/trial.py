@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from noria.simulation.arrivals import SimRequest, gamma
 from noria.simulation.cost_model import CostModel
+from noria.simulation.requests import SimRequest
 from noria.simulation.simulator import Simulator
-from noria.simulation.slo import Slo, latency_figure
 from noria.simulation.summary import SimulationResult
 from noria.simulation.tuning_space import Candidate
+from noria_bench.arrivals import gamma
+from noria_bench.slo import Slo, latency_figure
 
 # reported whatever the SLO asks for
 REPORTED = ("ttft_p95", "tpot_p95")

@@ -8,8 +8,8 @@ from typing import Any
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.simulation.arrivals import SimRequest
 from noria.simulation.batch_former import DynamicBatching
+from noria.simulation.requests import SimRequest
 
 MAX_NUM_SEQS = tuple(2**power for power in range(10))
 MAX_NUM_BATCHED_TOKENS = tuple(2**power for power in range(4, 15))

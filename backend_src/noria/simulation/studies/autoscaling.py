@@ -9,13 +9,13 @@ import numpy as np
 
 from noria.config import EngineConfig
 from noria.simulation.analytic import CHIPS, MODEL_SHAPES, AnalyticCostModel
-from noria.simulation.arrivals import SimRequest, make_requests
 from noria.simulation.autoscaling import Autoscaling
 from noria.simulation.fleet import FleetResult, LeastOutstandingTokens, ReplicaLife, run_fleet
-from noria.simulation.lengths import LognormalLength, draw_lengths
 from noria.simulation.replica import Replica
+from noria.simulation.requests import SimRequest, make_requests
 from noria.simulation.studies.study import Mark, Panel, Series, Study, known
-from noria.simulation.summary import Objectives
+from noria_bench.lengths import LognormalLength, draw_lengths
+from noria_bench.slo import Objectives
 
 # seconds, and requests per second then: on straight lines between them
 RATE_TIMES_S = (0.0, 60.0, 240.0, 360.0, 420.0, 480.0)

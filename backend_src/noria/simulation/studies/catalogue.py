@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from noria.simulation.lengths import LengthLaw
 from noria.simulation.studies.autoscaling import autoscaling_study
 from noria.simulation.studies.eviction import eviction_study
 from noria.simulation.studies.preemptions import preemptions_study
@@ -14,6 +13,7 @@ from noria.simulation.studies.ratio import ratio_study
 from noria.simulation.studies.roofline import roofline_study
 from noria.simulation.studies.sarathi import sarathi_study
 from noria.simulation.studies.study import Study
+from noria_bench.lengths import LengthLaw
 
 
 def all_studies(trace_laws: Mapping[str, LengthLaw]) -> Mapping[str, Callable[[], Study]]:

@@ -13,10 +13,11 @@ from typing import Any
 
 from noria.config import EngineConfig
 from noria.simulation.analytic import CHIPS, MODEL_SHAPES, AnalyticCostModel
-from noria.simulation.arrivals import SimRequest, all_at_once, make_requests
-from noria.simulation.lengths import UniformLength, draw_lengths
+from noria.simulation.requests import SimRequest, make_requests
 from noria.simulation.simulator import Simulator
 from noria.simulation.studies.study import Panel, Series, Study, known
+from noria_bench.arrivals import all_at_once
+from noria_bench.lengths import UniformLength, draw_lengths
 
 CONCURRENCY = 32
 NUM_REQUESTS = 80
@@ -38,7 +39,7 @@ ISSUE_NUM_REQUESTS, ISSUE_PROMPT, ISSUE_OUTPUT, ISSUE_NUM_FITTING = 128, 16384, 
 
 @dataclass(frozen=True, slots=True)
 class EvictionPoint:
-    """pool_share: of the blocks that the concurrent requests would fill. num_lost_tokens: computed twice."""
+    """pool_share: of the blocks that the concurrent requests would fill. num_recomputed_tokens: computed twice."""
 
     workload: str
     policy: str
@@ -48,7 +49,7 @@ class EvictionPoint:
     tpot_p99_s: float
     max_gap_p99_s: float
     num_preemptions: int
-    num_lost_tokens: int
+    num_recomputed_tokens: int
 
 
 def eviction_study() -> Study:
@@ -108,7 +109,7 @@ def eviction_point(workload: str, policy: str, pool_share: float, requests: Sequ
         tpot_p99_s=known(summary.tpot_s).p99,
         max_gap_p99_s=known(summary.max_gap_s).p99,
         num_preemptions=summary.num_preemptions,
-        num_lost_tokens=summary.num_lost_tokens,
+        num_recomputed_tokens=summary.num_recomputed_tokens,
     )
 
 

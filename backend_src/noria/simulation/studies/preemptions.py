@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from noria.config import EngineConfig
 from noria.simulation.analytic import CHIPS, MODEL_SHAPES, AnalyticCostModel
-from noria.simulation.arrivals import SimRequest, make_requests, poisson
-from noria.simulation.lengths import LognormalLength, draw_lengths
+from noria.simulation.requests import SimRequest, make_requests
 from noria.simulation.simulator import Simulator
 from noria.simulation.studies.study import Mark, Panel, Series, Study, known
+from noria_bench.arrivals import poisson
+from noria_bench.lengths import LognormalLength, draw_lengths
 
 NUM_REQUESTS = 400
 RATE = 24.0
@@ -80,7 +81,7 @@ def preemption_point(num_blocks: int, headroom: float, requests: Sequence[SimReq
         admission_headroom=headroom,
         preempted_share=1 - counts[0] / len(requests),
         times=tuple(counts[number] for number in range(1, max(counts) + 1)),
-        lost_share=summary.num_lost_tokens / result.counters.computed_tokens,
+        lost_share=summary.num_recomputed_tokens / result.counters.computed_tokens,
         ttft_p95_s=known(summary.ttft_s).p95,
         max_gap_p99_s=known(summary.max_gap_s).p99,
         output_tokens_per_s=known(summary.output_tokens_per_s),

@@ -9,10 +9,11 @@ from typing import Any
 from noria.config import EngineConfig
 from noria.presets import PRESETS
 from noria.simulation.analytic import CHIPS, MODEL_SHAPES, AnalyticCostModel
-from noria.simulation.arrivals import SimRequest, make_requests, poisson
-from noria.simulation.lengths import LognormalLength, draw_lengths
+from noria.simulation.requests import SimRequest, make_requests
 from noria.simulation.simulator import Simulator
 from noria.simulation.studies.study import Panel, Series, Study, known
+from noria_bench.arrivals import poisson
+from noria_bench.lengths import LognormalLength, draw_lengths
 
 RATES = (12.0, 24.0, 32.0, 40.0)
 NUM_REQUESTS = 250

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from noria.config import EngineConfig
-from noria.simulation.arrivals import all_at_once, make_requests
 from noria.simulation.cost_model import MeasuredCostModel
-from noria.simulation.lengths import (
+from noria.simulation.requests import make_requests
+from noria.simulation.simulator import Simulator
+from noria.simulation.studies.study import Mark, Panel, Series, Study
+from noria.simulation.summary import SimulationResult
+from noria_bench.arrivals import all_at_once
+from noria_bench.lengths import (
     ConstantLength,
     EmpiricalLength,
     ExponentialLength,
@@ -24,9 +28,6 @@ from noria.simulation.lengths import (
     UniformLength,
     draw_lengths,
 )
-from noria.simulation.simulator import Simulator
-from noria.simulation.studies.study import Mark, Panel, Series, Study
-from noria.simulation.summary import SimulationResult
 
 LAWS: Mapping[str, LengthLaw] = {
     "constant": ConstantLength(128),

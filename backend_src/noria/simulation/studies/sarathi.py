@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from noria.config import EngineConfig
 from noria.simulation.analytic import CHIPS, MODEL_SHAPES, AnalyticCostModel
-from noria.simulation.arrivals import SimRequest, make_requests, poisson
-from noria.simulation.lengths import LognormalLength, draw_lengths
+from noria.simulation.requests import SimRequest, make_requests
 from noria.simulation.simulator import Simulator
 from noria.simulation.studies.study import Mark, Panel, Series, Study, known
+from noria_bench.arrivals import poisson
+from noria_bench.lengths import LognormalLength, draw_lengths
 
 BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 # a step holds any prompt of the workload

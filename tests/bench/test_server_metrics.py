@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from noria_bench.engine_counters import EngineCounters, metric_name
+from noria_bench.server_metrics import Sample, engine_counters, parse_metrics, scrape
 from noria_client.errors import ServerError
-from noria_client.server_metrics import EngineCounters, Sample, engine_counters, metric_name, parse_metrics, scrape
 
 
 def test_samples():

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from noria_client.workload import prompt_text, seed_workload
+from noria_bench.workload import prompt_text, seed_workload
 
 
 def test_outputs_are_in_equal_parts_and_shuffled():

@@ -11,7 +11,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from noria_client.load import LoadRun
+from noria_bench.load import LoadRun
 
 BAR_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0

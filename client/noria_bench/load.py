@@ -11,56 +11,12 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from noria_bench.records import Chunk, RequestRecord
+from noria_bench.workload import WorkItem, Workload
 from noria_client.client import AsyncClient
 from noria_client.errors import ServerError
-from noria_client.workload import WorkItem, Workload
 
 CANCELLED = "cancelled by the client"
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """One piece of an answer as it arrived."""
-
-    time_s: float
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class RequestRecord:
-    """One request's way through the measurement.
-
-    index: its place in the workload. ended_s: when the outcome was known. error: None if it succeeded.
-    Definitions as in vLLM's `bench serve`; each is None where the request cannot have it.
-    """
-
-    index: int
-    sent_s: float
-    ended_s: float
-    num_input_tokens: int
-    chunks: tuple[Chunk, ...]
-    error: str | None = None
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Time to first token: from send to the first chunk."""
-        return self.chunks[0].time_s - self.sent_s if self.chunks else None
-
-    @property
-    def e2e_s(self) -> float | None:
-        """End to end: from send to the last chunk."""
-        return self.chunks[-1].time_s - self.sent_s if self.chunks else None
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first: (e2e - ttft) / (output tokens - 1)."""
-        if self.ttft_s is None or self.e2e_s is None or self.num_output_tokens < 2:
-            return None
-        return (self.e2e_s - self.ttft_s) / (self.num_output_tokens - 1)
 
 
 @dataclass

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from noria_bench.engine_counters import EngineCounters
+from noria_bench.load import LoadRun, run_load
+from noria_bench.progress import show_progress
+from noria_bench.report import ModeResult, summarise
+from noria_bench.server_metrics import scrape_settled
+from noria_bench.workload import Workload
 from noria_client.client import DEFAULT_MODEL, AsyncClient, Client
 from noria_client.errors import ServerError
-from noria_client.load import LoadRun, run_load
-from noria_client.progress import show_progress
-from noria_client.report import ModeResult, summarise
-from noria_client.server_metrics import EngineCounters, scrape_settled
-from noria_client.workload import Workload
 
 WARM_UP_TOKENS = 8
 

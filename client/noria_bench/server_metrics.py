@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
+from noria_bench.engine_counters import EngineCounters, metric_name
 from noria_client.errors import UNAVAILABLE, ServerError
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -56,60 +57,6 @@ def _parse_labels(text: str) -> Iterator[tuple[str, str]]:
         position = match.end()
 
 
-@dataclass(frozen=True)
-class EngineCounters:
-    """Noria's counters, or how much they grew between two scrapes. The ratios are None where nothing was counted.
-
-    steps: iterations of the engine.
-    slot_steps, useful_slot_steps: slots offered, and slots that held an unfinished sequence, summed over steps.
-    rows: rows computed, padding rows included, summed over steps.
-    kv_allocated_slot_steps, kv_live_slot_steps: token slots of the cache that were allocated, and that held a token,
-        summed over steps.
-    recomputed_tokens: computed before a preemption, and again.
-    prefix_tokens, prefix_hit_tokens: of sequences as they joined the batch, and how many of them the prefix cache held.
-    """
-
-    steps: float
-    slot_steps: float
-    useful_slot_steps: float
-    rows: float
-    kv_allocated_slot_steps: float
-    kv_live_slot_steps: float
-    preemptions: float
-    recomputed_tokens: float = 0.0
-    prefix_tokens: float = 0.0
-    prefix_hit_tokens: float = 0.0
-
-    def __sub__(self, earlier: EngineCounters) -> EngineCounters:
-        """Raises ValueError if a counter shrank: the server was restarted in between."""
-        grown = {f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
-        for name, growth in grown.items():
-            if growth < 0:
-                raise ValueError(f"the counter {metric_name(name)} shrank by {-growth}: was the server restarted?")
-        return EngineCounters(**grown)
-
-    @property
-    def slot_utilisation(self) -> float | None:
-        return _ratio(self.useful_slot_steps, self.slot_steps)
-
-    @property
-    def mean_batch(self) -> float | None:
-        return _ratio(self.rows, self.steps)
-
-    @property
-    def kv_waste(self) -> float | None:
-        live = _ratio(self.kv_live_slot_steps, self.kv_allocated_slot_steps)
-        return None if live is None else 1 - live
-
-    @property
-    def prefix_hit_rate(self) -> float | None:
-        return _ratio(self.prefix_hit_tokens, self.prefix_tokens)
-
-
-def metric_name(field_name: str) -> str:
-    return f"noria_{field_name}_total"
-
-
 def engine_counters(samples: list[Sample], model: str) -> EngineCounters:
     """One model's counters, summed over its versions; 0 for one that is not there (yet)."""
 
@@ -141,7 +88,3 @@ def scrape_settled(metrics_url: str, model: str, interval_s: float = 0.3, timeou
         if counters == earlier:
             break
     return counters
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

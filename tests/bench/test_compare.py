@@ -10,11 +10,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from noria_client import cli
-from noria_client import compare as compare_module
-from noria_client.compare import ServerUrls, compare
+from noria_bench.compare import ServerUrls, compare
+from noria_bench.workload import WorkItem, Workload
+from noria_bench import compare_command as cli
+from noria_bench import compare as compare_module
 from noria_client.errors import ServerError
-from noria_client.workload import WorkItem, Workload
 
 
 def workload_of(*prompts):
@@ -58,7 +58,7 @@ def test_one_result_per_mode(start_server, console):
 
 
 def test_progress_is_printed_line_by_line_off_a_terminal(start_server, console, monkeypatch):
-    monkeypatch.setattr("noria_client.progress.LINE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("noria_bench.progress.LINE_INTERVAL_S", 0.02)
     compare(["inflight"], start_server, workload_of("!slow a b c"), model="stream", console=console)
     lines = console.file.getvalue().splitlines()
     assert lines[0] == "inflight: starting the server"

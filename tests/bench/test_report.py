@@ -8,9 +8,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from noria_client.load import Chunk, RequestRecord
-from noria_client.report import Distribution, comparison_table, summarise
-from noria_client.server_metrics import EngineCounters
+from noria_bench.distribution import Distribution
+from noria_bench.engine_counters import EngineCounters
+from noria_bench.records import Chunk, RequestRecord
+from noria_bench.report import comparison_table, summarise
 
 COUNTERS = EngineCounters(
     steps=10,

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from noria_bench.load import CANCELLED, LoadRun, run_load
+from noria_bench.progress import progress_line
+from noria_bench.workload import WorkItem, Workload
 from noria_client.client import AsyncClient
-from noria_client.load import CANCELLED, LoadRun, run_load
-from noria_client.progress import progress_line
-from noria_client.workload import WorkItem, Workload
 
 
 def workload_of(*prompts, max_tokens=10):

@@ -6,32 +6,15 @@ and tokens are those of successful requests; failed ones are counted beside them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
-from noria_client.load import RequestRecord
-from noria_client.server_metrics import EngineCounters
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Seconds."""
-
-    median: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Distribution | None:
-        """Of the values there are; None if there are none."""
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        return cls(*(float(value) for value in np.percentile(known, [50, 95, 99], method="linear")))
+from noria_bench.distribution import Distribution
+from noria_bench.engine_counters import EngineCounters
+from noria_bench.records import RequestRecord
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Requests for the simulator, and when they arrive. A seed fixes what is drawn. Knows nothing of engines."""
+"""Requests for the simulator. A seed fixes what is drawn. Knows nothing of engines."""
 
 from __future__ import annotations
 
@@ -56,30 +56,6 @@ def make_requests(
     ]
 
 
-def all_at_once(num: int) -> list[float]:
-    return [0.0] * num
-
-
-def constant_rate(num: int, rate: float) -> list[float]:
-    """rate: requests per second."""
-    _check("rate", rate)
-    return [index / rate for index in range(num)]
-
-
-def poisson(num: int, rate: float, seed: int) -> list[float]:
-    """Independent arrivals, `rate` a second on average."""
-    return gamma(num, rate, cv=1.0, seed=seed)
-
-
-def gamma(num: int, rate: float, cv: float, seed: int) -> list[float]:
-    """Gaps from a gamma law with a coefficient of variation of `cv`: above 1 is burstier than Poisson."""
-    _check("rate", rate)
-    _check("cv", cv)
-    shape = 1 / cv**2
-    gaps = np.random.default_rng(seed).gamma(shape, 1 / (rate * shape), num)
-    return [float(time) for time in np.cumsum(gaps)]
-
-
 def with_shared_prefix(
     requests: Sequence[SimRequest], num_prefix_tokens: int, share: float, seed: int
 ) -> list[SimRequest]:
@@ -105,8 +81,3 @@ def _prompt(index: int, num_tokens: int, num_prefix_tokens: int) -> tuple[int, .
     # 0 fills, 1 and up tell requests apart
     num_shared = min(num_prefix_tokens, num_tokens - 1)
     return (0,) * num_shared + (index + 1,) + (0,) * (num_tokens - num_shared - 1)
-
-
-def _check(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, not {value}")
