@@ -6,10 +6,12 @@ so that their length comes out close to what was asked; the server counts the tr
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -36,25 +38,50 @@ _PREPOSITIONS = "near under over behind beyond beside across through before afte
 
 @dataclass(frozen=True)
 class WorkItem:
-    """num_prompt_tokens: as intended, without what the server adds (such as a beginning-of-text token)."""
+    """One request.
+
+    num_prompt_tokens: as intended, without what the server adds (such as a beginning-of-text token).
+    due_s: when it is to be sent, in seconds after the start; None as soon as the load allows (a closed loop).
+    cancel_after_tokens: the client leaves after so many; None lets it finish.
+    request_class: name of a `RequestClass` of the workload. sampling: over the workload's, for this request alone, such
+        as priority, user or seed.
+    """
 
     prompt: str
     num_prompt_tokens: int
     max_tokens: int
+    due_s: float | None = None
+    cancel_after_tokens: int | None = None
+    request_class: str = "default"
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """Requests that are reported, and held to objectives, together. slo: as `slo.parse_slo` reads it; None has none."""
+
+    name: str
+    slo: str | None = None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """sampling: what all items ask of the sampler, besides their own max_tokens. Equal keys in every request: Triton
-    forms batches only of requests with the same inputs."""
+    """sampling: what all items ask of the sampler, besides their own max_tokens. Triton forms batches only of requests
+    with the same inputs; which sampling parameters are set makes no difference, as they are one input."""
 
     items: tuple[WorkItem, ...]
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0, "ignore_eos": True})
+    classes: tuple[RequestClass, ...] = (RequestClass("default"),)
 
     @property
     def num_output_tokens(self) -> int:
         """That the whole workload yields where nothing ends an answer early."""
         return sum(item.max_tokens for item in self.items)
+
+    def digest(self) -> str:
+        """SHA-256 of all that is sent and when, as hexadecimal digits."""
+        values = [dict(self.sampling), [asdict(item) for item in self.items], [asdict(one) for one in self.classes]]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def seed_workload(num_requests: int = 32, scale: float = 1.0, seed: int = 0) -> Workload:

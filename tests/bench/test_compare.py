@@ -10,10 +10,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from noria_bench import compare as compare_module
+from noria_bench import compare_command as cli
 from noria_bench.compare import ServerUrls, compare
 from noria_bench.workload import WorkItem, Workload
-from noria_bench import compare_command as cli
-from noria_bench import compare as compare_module
 from noria_client.errors import ServerError
 
 
