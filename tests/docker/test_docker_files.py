@@ -123,7 +123,12 @@ def test_the_entrypoint_serves_the_copied_repository_to_the_outside() -> None:
 def test_exposed_and_probed_ports_are_the_servers_own() -> None:
     options = ServerOptions(ROOT)
     assert ports() == [options.http_port, options.grpc_port, options.metrics_port]
-    assert f"http://127.0.0.1:{options.http_port}/v2/health/ready" in only("HEALTHCHECK")
+    command = json.loads(only("HEALTHCHECK").partition("CMD ")[2])[-1]
+    ready, _, heartbeat = command.partition(" && ")
+    assert f"http://127.0.0.1:{options.http_port}/v2/health/ready" in ready
+    program, *arguments = shlex.split(heartbeat)
+    assert (program, cli_parser().parse_args(arguments).command) == ("noria", "health")
+    assert f"127.0.0.1:{options.metrics_port}" in arguments
 
 
 def test_the_probe_waits_for_a_slow_start() -> None:
