@@ -10,9 +10,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from noria.commands.bench import add_bench
 from noria.commands.calibrate import add_calibrate
-from noria.commands.compare import add_compare
 from noria.commands.demo import add_demo
+from noria.commands.health import add_health
 from noria.commands.serve import add_serve
 from noria.commands.simulate import add_simulate
 from noria.commands.study import add_study
@@ -20,6 +21,7 @@ from noria.commands.trace import add_trace
 from noria.commands.tune import add_tune
 from noria.errors import NoriaError
 from noria_bench.errors import BenchError
+from noria_bench.report_command import add_report
 from noria_client.cli import add_chat, add_generate
 from noria_client.errors import ServerError
 
@@ -59,13 +61,15 @@ def _parser() -> argparse.ArgumentParser:
         add_serve,
         add_generate,
         add_chat,
-        add_compare,
+        add_bench,
+        add_report,
         add_demo,
         add_trace,
         add_calibrate,
         add_simulate,
         add_study,
         add_tune,
+        add_health,
     ):
         add_command(subparsers)
     return parser

@@ -12,15 +12,19 @@ from noria.engine.outputs import EngineStats
 from noria.sampling_params import SamplingParams, sampling_params_from
 from noria.sequence import Request
 from noria_bench.engine_counters import EngineCounters
+from noria_bench.plain_run import plain_run
 from noria_bench.records import Chunk, RequestRecord
-from noria_bench.report import ModeResult, summarise
+from noria_bench.results import Run
 from noria_bench.workload import Workload
 
 MODE_NAME = "engine alone"
 
 
-def run_offline(config: EngineConfig, workload: Workload, progress: Callable[[str], None]) -> ModeResult:
-    """All items at once through the engine in this process, in the mode of `config`. Raises ConfigError."""
+def run_offline(config: EngineConfig, workload: Workload, progress: Callable[[str], None]) -> tuple[Run, list[RequestRecord]]:
+    """All items at once through the engine in this process, in the mode of `config`; due times are not looked at.
+
+    Raises ConfigError.
+    """
     parts = build_engine(config, progress)
     sampling = sampling_params_from(workload.sampling)
     _run(parts, [_request(parts, config, 0, workload.items[0].prompt, replace(sampling, max_tokens=8))])
@@ -32,7 +36,7 @@ def run_offline(config: EngineConfig, workload: Workload, progress: Callable[[st
     records = _run(parts, requests)
     parts.engine.close()
     counters = _counters(parts.engine.stats()) - _counters(before)
-    return summarise(MODE_NAME, len(records), records, counters)
+    return plain_run(MODE_NAME, records, counters), records
 
 
 def _request(parts: EngineParts, config: EngineConfig, index: int, prompt: str, params: SamplingParams) -> Request:

@@ -84,6 +84,41 @@ class LognormalLength:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedLognormalLength:
+    """median, sigma: of the law before it is kept within low to high, where what lies beyond piles up."""
+
+    median: float
+    sigma: float
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        _check("median", self.median)
+        _check("sigma", self.sigma, 0)
+        _check("low", self.low)
+        _check("high", self.high, self.low)
+
+    def draw(self, num: int, rng: np.random.Generator) -> Lengths:
+        drawn = np.rint(rng.lognormal(math.log(self.median), self.sigma, num))
+        return np.clip(drawn, self.low, self.high).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLength:
+    """Each of the lengths equally often, or once more than another where the number does not go up; shuffled."""
+
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise ValueError("lengths must not be empty")
+        _check("lengths", min(self.lengths))
+
+    def draw(self, num: int, rng: np.random.Generator) -> Lengths:
+        return rng.permutation(np.resize(np.asarray(self.lengths, dtype=np.int64), num))
+
+
+@dataclass(frozen=True, slots=True)
 class EmpiricalLength:
     """Draws from a list, with replacement."""
 

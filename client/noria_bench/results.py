@@ -28,7 +28,8 @@ FILE = "result.json"
 class SeriesPoint:
     """Seconds of the load generator's clock, and the server's gauges then.
 
-    num_running, num_waiting: sequences. kv_usage: share of the blocks held. generation_tokens: counted so far.
+    num_running: sequences. num_waiting: in the engine's queue and in Triton's before it. kv_usage: share of the
+    blocks held. generation_tokens: counted so far.
     """
 
     time_s: float
@@ -59,11 +60,11 @@ class GeneratorHealth:
 class Run:
     """One mode or configuration under the workload, once.
 
-    name: unique in the result and part of file names, such as `inflight-rate0.4-2`. label: what is compared: the mode, or
-    the name of a configuration. repeat: from 0. seed: of the workload's lengths, prompts and arrivals.
+    name: unique in the result and part of file names, such as `inflight-rate0.4-2`. label: what is compared: the mode,
+    or the name of a configuration. repeat: from 0. seed: of the workload's lengths, prompts and arrivals.
     rate: requests a second of an open loop; concurrency: of a closed one; both None where all come at once, or as in a
     trace.
-    engine: the configuration as loaded. capacity: slots. environment: of this run, such as the neighbours' load.
+    engine: the configuration as loaded. environment: of this run, such as the neighbours' load.
     mismatches: where the client's ledger and the server's counters disagree.
     """
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from noria_bench.engine_counters import EngineCounters, metric_name
-from noria_client.errors import UNAVAILABLE, ServerError
+from noria_bench.histogram import Histogram
+from noria_client.errors import INTERNAL, UNAVAILABLE, ServerError
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\["\\n])*)"\s*(,|$)')
@@ -57,34 +58,56 @@ def _parse_labels(text: str) -> Iterator[tuple[str, str]]:
         position = match.end()
 
 
-def engine_counters(samples: list[Sample], model: str) -> EngineCounters:
-    """One model's counters, summed over its versions; 0 for one that is not there (yet)."""
+@dataclass(frozen=True)
+class Exposition:
+    """One model's samples of one scrape, summed over its versions and over labels that are not asked for."""
 
-    def total(field_name: str) -> float:
-        name = metric_name(field_name)
-        return sum(sample.value for sample in samples if sample.name == name and sample.labels.get("model") == model)
+    samples: tuple[Sample, ...]
 
-    return EngineCounters(**{f.name: total(f.name) for f in fields(EngineCounters)})
+    def value(self, name: str) -> float:
+        """0 for a series that is not there (yet)."""
+        return sum(sample.value for sample in self.samples if sample.name == name)
+
+    def has(self, name: str) -> bool:
+        return any(sample.name == name for sample in self.samples)
+
+    def counters(self) -> EngineCounters:
+        return EngineCounters(**{f.name: self.value(metric_name(f.name)) for f in fields(EngineCounters)})
+
+    def histogram(self, name: str) -> Histogram:
+        counts: dict[float, float] = {}
+        for sample in self.samples:
+            if sample.name == f"{name}_bucket":
+                bound = float(sample.labels["le"])
+                counts[bound] = counts.get(bound, 0.0) + sample.value
+        return Histogram(counts, self.value(f"{name}_sum"))
 
 
-def scrape(metrics_url: str, model: str) -> EngineCounters:
-    """The counters now. metrics_url: host:port of Triton's metrics endpoint. Raises ServerError without an answer."""
+def exposition(text: str, model: str) -> Exposition:
+    """Raises ValueError for what is not in the format."""
+    return Exposition(tuple(sample for sample in parse_metrics(text) if sample.labels.get("model") == model))
+
+
+def scrape(metrics_url: str, model: str) -> Exposition:
+    """What the server says now. metrics_url: host:port of Triton's metrics endpoint. Raises ServerError without an
+    answer that can be read."""
     address = f"http://{metrics_url.removeprefix('http://').rstrip('/').removesuffix('/metrics')}/metrics"
     try:
         with urllib.request.urlopen(address, timeout=10) as response:
-            text = response.read().decode()
+            return exposition(response.read().decode(), model)
     except (urllib.error.URLError, OSError) as error:
         raise ServerError(f"{address}: {error}", UNAVAILABLE) from None
-    return engine_counters(parse_metrics(text), model)
+    except ValueError as error:
+        raise ServerError(f"{address}: {error}", INTERNAL) from None
 
 
-def scrape_settled(metrics_url: str, model: str, interval_s: float = 0.3, timeout_s: float = 5.0) -> EngineCounters:
-    """The counters of an idle engine. It publishes them in batches, so they are read until they stand still."""
-    counters = scrape(metrics_url, model)
+def scrape_settled(metrics_url: str, model: str, interval_s: float = 0.3, timeout_s: float = 5.0) -> Exposition:
+    """Of an idle engine. It publishes in batches, so its counters are read until they stand still."""
+    now = scrape(metrics_url, model)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         time.sleep(interval_s)
-        earlier, counters = counters, scrape(metrics_url, model)
-        if counters == earlier:
+        earlier, now = now, scrape(metrics_url, model)
+        if now.counters() == earlier.counters():
             break
-    return counters
+    return now

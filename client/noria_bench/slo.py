@@ -14,8 +14,10 @@ import numpy as np
 from noria_bench.errors import BenchError
 from noria_bench.latencies import Timed
 
-# ttft, tpot, e2e, max_gap: of each request, see `latencies`; icl: gaps between pieces of all requests in one pool
-LATENCIES = ("ttft", "tpot", "e2e", "icl", "max_gap")
+# ttft, tpot, e2e, max_gap: of each request, see `latencies`; icl: gaps between pieces of all requests in one pool;
+# queue: from arrival to the first step, which the server alone knows
+LATENCIES = ("ttft", "tpot", "e2e", "max_gap", "icl", "queue")
+PER_REQUEST = LATENCIES[:4]
 STATISTICS: Mapping[str, float | None] = {"p50": 50, "p95": 95, "p99": 99, "mean": None}
 KEYS = tuple(f"{latency}_{statistic}" for latency in LATENCIES for statistic in STATISTICS)
 
@@ -59,15 +61,21 @@ class Slo:
     def objectives(self) -> Objectives:
         """What each single request must keep to count as good; of several statistics of a latency the strictest.
 
-        Raises BenchError for icl, which is a latency of all requests together.
+        Raises BenchError for icl and queue, which no client sees of a single request.
         """
         limits: dict[str, float] = {}
         for key, limit in self.limits_s.items():
             latency = key.rpartition("_")[0]
-            if latency == "icl":
-                raise BenchError(f"--slo: {key} is of all requests together; a single one keeps max_gap or tpot")
+            if latency not in PER_REQUEST:
+                raise BenchError(
+                    f"--slo: {key} is of all requests together; a single one keeps {', '.join(PER_REQUEST)}"
+                )
             limits[f"{latency}_s"] = min(limit, limits.get(f"{latency}_s", math.inf))
         return Objectives(**limits)
+
+    def per_request(self) -> Objectives:
+        """`objectives`, without what is of all requests together."""
+        return Slo({key: s for key, s in self.limits_s.items() if key.rpartition("_")[0] in PER_REQUEST}).objectives()
 
     def __str__(self) -> str:
         return ",".join(f"{key}={limit:g}" for key, limit in self.limits_s.items())

@@ -1,8 +1,8 @@
 """Numbers that sum up one run: what the client saw, what the server counted meanwhile, whether both agree.
 
-Latencies and tokens are those of finished requests; every other request is counted beside them, and meets no objective:
-refused, late, failed and aborted ones stand in goodput's denominator. Requests that the workload cancels on purpose, and
-warm-up, are left out of both.
+Latencies and tokens are those of finished requests; every other request is counted beside them and meets no objective:
+refused, late, failed and aborted ones stand in goodput's denominator. Requests that the workload cancels on purpose,
+and warm-up, are left out of both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ClassSummary:
 
     num_requests: that were sent, those that the workload cancels included. outcomes: how many ended in each way.
     errors: each error message with how many requests met it.
-    wall_s: from the first send to the last request's end. output_tokens_per_s, input_tokens_per_s: of finished requests.
+    wall_s: from the first send to the last request's end. output_tokens_per_s, input_tokens_per_s: of finished ones.
     good_requests_per_s, good_share: requests that met the class's objectives, over wall_s, and over all that were not
         cancelled on purpose; None without objectives.
     """
@@ -55,7 +55,12 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class ServerSummary:
-    """What the server counted between the run's ends. queue_s: estimated from its histogram, as Prometheus does."""
+    """What the server counted between the run's ends.
+
+    queue_s: from the engine's taking a request to its first step, estimated from a histogram as Prometheus does.
+    triton_queue_s: what requests spent in Triton's own queue before that, on average, in seconds; next to nothing in
+        flight, while in the closed modes they wait there.
+    """
 
     slot_utilisation: float | None
     mean_batch: float | None
@@ -67,6 +72,7 @@ class ServerSummary:
     num_preemptions: int
     num_recomputed_tokens: int
     prefix_hit_rate: float | None
+    triton_queue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,10 @@ def summarise_class(records: Sequence[RequestRecord], objectives: Mapping[str, O
 
 
 def summarise_server(
-    grown: EngineCounters, queue_s: Distribution | None = None, kv_usage: Sequence[float] = ()
+    grown: EngineCounters,
+    queue_s: Distribution | None = None,
+    kv_usage: Sequence[float] = (),
+    triton_queue_s: float | None = None,
 ) -> ServerSummary:
     """grown: how much the counters grew during the run. kv_usage: share of the blocks held, as sampled meanwhile."""
     return ServerSummary(
@@ -142,6 +151,7 @@ def summarise_server(
         num_preemptions=int(grown.preemptions),
         num_recomputed_tokens=int(grown.recomputed_tokens),
         prefix_hit_rate=grown.prefix_hit_rate,
+        triton_queue_s=triton_queue_s,
     )
 
 

@@ -34,6 +34,7 @@ _VERBS = (
     "loves builds makes watches covers fills passes crosses"
 )
 _PREPOSITIONS = "near under over behind beyond beside across through before after without with from"
+COMMON_WORDS = tuple(f"{_NOUNS} {_ADJECTIVES} {_VERBS} {_PREPOSITIONS}".split())
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class WorkItem:
     due_s: when it is to be sent, in seconds after the start; None as soon as the load allows (a closed loop).
     cancel_after_tokens: the client leaves after so many; None lets it finish.
     request_class: name of a `RequestClass` of the workload. sampling: over the workload's, for this request alone, such
-        as priority, user or seed.
+        as priority, user or seed. is_warm_up: sent like the others, but not summed up.
     """
 
     prompt: str
@@ -54,6 +55,7 @@ class WorkItem:
     cancel_after_tokens: int | None = None
     request_class: str = "default"
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    is_warm_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,11 @@ def _scaled(length: float, scale: float) -> int:
 
 def prompt_text(rng: random.Random, num_tokens: int) -> str:
     """English sentences of about num_tokens tokens; the last one may break off."""
-    return "".join(islice(_tokens(rng), num_tokens)).removeprefix(" ")
+    return "".join(islice(word_tokens(rng), num_tokens)).removeprefix(" ")
 
 
-def _tokens(rng: random.Random) -> Iterator[str]:
-    """Words with the space before them, as byte-pair vocabularies hold them, and full stops."""
+def word_tokens(rng: random.Random) -> Iterator[str]:
+    """Without end: words with the space before them, as byte-pair vocabularies hold them, and full stops."""
     nouns, adjectives, verbs = _NOUNS.split(), _ADJECTIVES.split(), _VERBS.split()
     prepositions = _PREPOSITIONS.split()
     while True:

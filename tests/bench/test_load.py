@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from noria_bench.load import CANCELLED, LoadRun, run_load
-from noria_bench.progress import progress_line
+from noria_bench.load import ABORTED, LoadRun, run_load
+from noria_bench.records import Outcome
 from noria_bench.workload import WorkItem, Workload
 from noria_client.client import AsyncClient
 
@@ -73,7 +73,7 @@ def test_closed_loop(echo_server):
 def test_a_cancelled_load_keeps_its_records(echo_server):
     workload = workload_of("a", "!endless", "never sent", max_tokens=1000)
     run = load(echo_server, "stream", workload, concurrency=1, stop_after_s=0.3)
-    assert [record.error for record in run.records] == [None, CANCELLED]
+    assert [record.error for record in run.records] == [None, ABORTED]
     assert run.records[1].num_output_tokens >= 1
 
 
@@ -82,6 +82,42 @@ def test_bad_concurrency(echo_server):
         load(echo_server, "stream", workload_of("a"), concurrency=0)
 
 
-def test_progress_line():
-    run = LoadRun(num_requests=4, num_sent=3, num_tokens=50)
-    assert progress_line(run, 2.0) == "3 open, 0 of 4 finished, 25.0 tokens/s so far"
+def test_an_open_loop_sends_when_due_whatever_is_under_way(echo_server):
+    items = [WorkItem("!endless", 1, 1000, due_s=0.0, cancel_after_tokens=5), WorkItem("a", 1, 5, due_s=0.1)]
+    run = load(echo_server, "stream", Workload(tuple(items)))
+    first, second = run.records
+    assert second.due_s - first.due_s == pytest.approx(0.1)
+    assert first.lateness_s >= 0
+    assert second.lateness_s >= 0
+    assert first.ended_s > second.sent_s
+
+
+def test_a_request_is_left_after_so_many_tokens_and_the_server_is_told(echo_server):
+    items = [WorkItem("!endless and cancelled", 1, 1000, cancel_after_tokens=3, request_class="leaves")]
+    (record,) = load(echo_server, "stream", Workload(tuple(items))).records
+    assert (record.outcome, record.error, record.request_class) == (Outcome.CANCELLED, None, "leaves")
+    assert record.num_output_tokens == 3
+    asked = Workload((WorkItem("!cancelled", 1, 100),))
+    # the server notices within some milliseconds
+    for _ in range(100):
+        (answer,) = load(echo_server, "stream", asked).records
+        if answer.num_output_tokens:
+            break
+    assert answer.num_output_tokens
+
+
+def test_what_each_failure_is_counted_as(echo_server):
+    texts = {
+        "!error the waiting queue is full: max_queue_size is 1 requests": Outcome.REJECTED,
+        "!error [StatusCode.UNAVAILABLE] Exceeds maximum queue size": Outcome.REJECTED,
+        "!error the request's timeout passed before it was done": Outcome.EXPIRED,
+        "!error Request timeout expired": Outcome.EXPIRED,
+        "!error text_input must hold at least one prompt": Outcome.FAILED,
+    }
+    run = load(echo_server, "stream", workload_of(*texts))
+    assert [record.outcome for record in run.records] == list(texts.values())
+
+
+def test_a_concurrency_would_hold_back_what_is_due(echo_server):
+    with pytest.raises(ValueError, match="concurrency is for a closed loop"):
+        load(echo_server, "stream", Workload((WorkItem("a", 1, 1, due_s=0.0),)), concurrency=1)

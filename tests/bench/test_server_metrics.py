@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria_bench.engine_counters import EngineCounters, metric_name
-from noria_bench.server_metrics import Sample, engine_counters, parse_metrics, scrape
+from noria_bench.engine_counters import EngineCounters
+from noria_bench.server_metrics import Exposition, Sample, exposition, parse_metrics, scrape
 from noria_client.errors import ServerError
 
 
@@ -61,13 +61,29 @@ def counters(**values):
 
 
 def test_counters_of_one_model_over_its_versions():
-    samples = [
-        Sample(metric_name("rows"), {"model": "llm", "version": "1"}, 3),
-        Sample(metric_name("rows"), {"model": "llm", "version": "2"}, 4),
-        Sample(metric_name("rows"), {"model": "other", "version": "1"}, 100),
-        Sample("noria_preemptions_total", {"model": "llm", "version": "1"}, 2),
-    ]
-    assert engine_counters(samples, "llm") == counters(rows=7, preemptions=2)
+    text = """
+noria_rows_total{model="llm",version="1"} 3
+noria_rows_total{model="llm",version="2"} 4
+noria_rows_total{model="other",version="1"} 100
+noria_preemptions_total{model="llm",version="1"} 2
+noria_requests_finished_total{model="llm",version="1",class="1"} 5
+noria_requests_finished_total{model="llm",version="1",class="2"} 6
+"""
+    assert exposition(text, "llm").counters() == counters(rows=7, preemptions=2, requests_finished=11)
+
+
+def test_a_histogram_over_all_labels_but_its_bounds():
+    text = """
+wait_bucket{model="llm",class="1",le="1"} 1
+wait_bucket{model="llm",class="2",le="1"} 2
+wait_bucket{model="llm",class="1",le="+Inf"} 3
+wait_bucket{model="llm",class="2",le="+Inf"} 4
+wait_sum{model="llm",class="1"} 2.5
+wait_count{model="llm",class="1"} 3
+"""
+    histogram = exposition(text, "llm").histogram("wait")
+    assert histogram.counts == {1.0: 3.0, float("inf"): 7.0}
+    assert (histogram.total, histogram.num_observations) == (2.5, 7.0)
 
 
 def test_ratios_of_what_grew():
@@ -98,8 +114,11 @@ def test_a_restarted_server_is_noticed():
 
 
 def test_scrape_of_a_real_server(echo_server):
-    assert scrape(echo_server.metrics, "stream") == counters()
-    assert scrape(f"http://{echo_server.metrics}/metrics", "stream") == counters()
+    for address in (echo_server.metrics, f"http://{echo_server.metrics}/metrics"):
+        now = scrape(address, "stream")
+        assert isinstance(now, Exposition)
+        assert now.has("nv_inference_request_success")
+        assert now.counters() == counters()
 
 
 def test_scrape_without_a_server():

@@ -56,15 +56,16 @@ def parse(*arguments: str) -> argparse.Namespace:
 def test_it_reports_what_a_measurement_would(tmp_path: Path, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--workload", "constant:5", "--prompt-tokens", "constant:3", "--num-requests", "16")
     results = simulate(tmp_path, "--costs", costs, "--slo", "ttft_p95=6,tpot_p95=2", *arguments)
-    assert [result["mode"] for result in results] == list(MODES)
+    assert [result["label"] for result in results] == list(MODES)
     for result in results:
         # two batches of 8, of 5 steps of a second each
-        assert result["wall_s"] == 10
-        assert result["useful_output_tokens_per_s"] == 8
-        assert result["tpot_s"]["median"] == 1
-        assert (result["num_succeeded"], result["num_errors"]) == (16, 0)
-        assert result["simulation"]["queue_s"]["median"] == 2.5
-        assert result["simulation"]["good_share"] == 1
+        summed = result["summary"]["all"]
+        assert summed["wall_s"] == 10
+        assert summed["output_tokens_per_s"] == 8
+        assert summed["tpot_s"]["median"] == 1
+        assert summed["outcomes"] == {"finished": 16}
+        assert summed["good_share"] == 1
+        assert result["summary"]["server"]["queue_s"]["median"] == 2.5
     output = capsys.readouterr().out
     assert "useful output tokens/s" in output
     assert "times real time" in output
@@ -74,8 +75,8 @@ def test_goodput_counts_the_requests_that_keep_all_of_the_slo(tmp_path: Path, co
     workload = ("--workload", "constant:5", "--prompt-tokens", "constant:3", "--num-requests", "16")
     (result,) = simulate(tmp_path, "--costs", costs, "--modes", "inflight", "--slo", "ttft_p95=2", *workload)
     # the second batch of 8 has to wait for the first
-    assert result["simulation"]["good_share"] == 0.5
-    assert result["simulation"]["good_requests_per_s"] == 8 / 10
+    assert result["summary"]["all"]["good_share"] == 0.5
+    assert result["summary"]["all"]["good_requests_per_s"] == 8 / 10
 
 
 def test_replicas_share_the_requests(tmp_path: Path, costs: str) -> None:
@@ -83,11 +84,11 @@ def test_replicas_share_the_requests(tmp_path: Path, costs: str) -> None:
     one = ("--costs", costs, "--modes", "inflight", *workload)
     for more in (("--replicas", "2"), ("--replicas", "2", "--router", "least_tokens")):
         (result,) = simulate(tmp_path, *one, *more)
-        assert (result["wall_s"], result["simulation"]["replica_seconds"]) == (5, 10)
+        assert (result["summary"]["all"]["wall_s"], result["simulation"]["replica_seconds"]) == (5, 10)
     rule = "max_replicas=2,max_waiting=1,interval_s=1,load_time_s=0"
     (result,) = simulate(tmp_path, *one, "--autoscale", rule)
     # the second replica comes when all requests have been sent to the first
-    assert result["wall_s"] == 10
+    assert result["summary"]["all"]["wall_s"] == 10
     assert result["simulation"]["replica_seconds"] > 10
 
 

@@ -28,7 +28,10 @@ from noria.serving.server import (
     default_repository,
     engine_environment,
 )
-from noria_bench.compare import ServerUrls
+from noria_bench.measurement import ServerUrls
+
+# those that batch differently; a repository may have further configs
+MODES = ("static", "dynamic", "inflight")
 
 ServerStarter = Callable[[str], AbstractContextManager[ServerUrls]]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from noria.commands.common import prepare_model, say, server_starter
+from noria.commands.bench import run_bench
+from noria.commands.bench_options import add_bench_arguments, bench_options
+from noria.commands.common import MODES, prepare_model, say, server_starter
 from noria.serving.server import ServerOptions, default_repository
-from noria_bench.compare import ServerUrls
-from noria_bench.compare_command import add_compare_arguments, run_compare
+from noria_bench.measurement import ServerUrls
 from noria_client.client import Client
 
 DEMO_QUESTION = "In three sentences: why does a water wheel turn?"
@@ -33,10 +34,11 @@ def _run_demo(_: argparse.Namespace) -> int:
         with start_server("inflight") as urls:
             say(f"asking: {DEMO_QUESTION}")
             _stream_answer(urls)
-        say(f"comparing the modes on the seed workload at {DEMO_SCALE} of its lengths")
-        args = argparse.ArgumentParser()
-        add_compare_arguments(args)
-        return run_compare(args.parse_args(["--scale", str(DEMO_SCALE)]), start_server)
+    say(f"comparing the modes on the seed workload at {DEMO_SCALE} of its lengths")
+    parser = argparse.ArgumentParser()
+    add_bench_arguments(parser)
+    args = parser.parse_args(["seed", "--scale", str(DEMO_SCALE), "--modes", ",".join(MODES)])
+    return run_bench(bench_options(args), options)
 
 
 def _stream_answer(urls: ServerUrls) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,35 +20,17 @@ from noria.serving.server import ServerOptions, check_mode
 from noria.simulation.analytic import CHIPS, MODEL_SHAPES, AnalyticCostModel
 from noria.simulation.cost_model import MeasuredCostModel
 from noria.simulation.requests import SimRequest, make_requests, with_shared_prefix
-from noria.simulation.trace import read_azure_trace
+from noria.simulation.trace import read_trace_requests
+from noria_bench import length_laws
 from noria_bench.arrivals import all_at_once, gamma
-from noria_bench.lengths import (
-    ConstantLength,
-    ExponentialLength,
-    LengthLaw,
-    LognormalLength,
-    UniformLength,
-    draw_lengths,
-)
+from noria_bench.errors import BenchError
+from noria_bench.lengths import LengthLaw, draw_lengths
 from noria_bench.workload import seed_workload
 
 GIB = 2**30
 ANALYTIC = "analytic:"
 DEFAULT_NUM_REQUESTS = 32
 DEFAULT_PROMPT_TOKENS = "lognormal:128:0.8:2048"
-
-# by name: how it is written, how many numbers it may have, how they make it
-_LAWS: Mapping[str, tuple[str, tuple[int, ...], Callable[..., LengthLaw]]] = {
-    "constant": ("constant:LENGTH", (1,), lambda length: ConstantLength(int(length))),
-    "uniform": ("uniform:LOW:HIGH", (2,), lambda low, high: UniformLength(int(low), int(high))),
-    "exponential": ("exponential:MEAN:CAP", (2,), lambda mean, cap: ExponentialLength(mean, int(cap))),
-    "lognormal": (
-        "lognormal:MEAN:CV[:CAP]",
-        (2, 3),
-        lambda mean, cv, cap=2**20: LognormalLength(mean, cv, int(cap)),
-    ),
-}
-_LAW_FORMS = ", ".join(form for form, _, _ in _LAWS.values())
 
 
 def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,12 +60,12 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         default="seed",
         metavar="seed|FILE.json|LAW",
         help="the lengths that `noria compare` sends (default); a JSON list of requests with the fields of SimRequest; "
-        f"or output lengths by a law: {_LAW_FORMS}",
+        f"or output lengths by a law: {length_laws.LAW_FORMS}",
     )
     group.add_argument(
         "--prompt-tokens", metavar="LAW", help=f"prompt lengths beside a law (default: {DEFAULT_PROMPT_TOKENS})"
     )
-    group.add_argument("--trace", type=Path, metavar="FILE.csv", help="lengths and arrivals, as the Azure LLM traces")
+    group.add_argument("--trace", type=Path, metavar="FILE", help="lengths and arrivals: an Azure or Mooncake trace")
     group.add_argument(
         "--trace-speed", type=float, default=1.0, metavar="X", help="arrivals come X times as fast (default: 1)"
     )
@@ -226,7 +207,7 @@ def _shared_prefix(text: str) -> tuple[int, float]:
 
 def _requests(args: argparse.Namespace) -> list[SimRequest]:
     if args.trace is not None:
-        requests = read_azure_trace(args.trace, speed=args.trace_speed, limit=args.num_requests)
+        requests = read_trace_requests(args.trace, speed=args.trace_speed, limit=args.num_requests)
     elif args.workload == "seed":
         items = seed_workload(args.num_requests or DEFAULT_NUM_REQUESTS, args.scale, args.seed).items
         requests = [SimRequest(0.0, item.num_prompt_tokens, item.max_tokens) for item in items]
@@ -248,15 +229,10 @@ def _requests(args: argparse.Namespace) -> list[SimRequest]:
 
 def parse_law(text: str) -> LengthLaw:
     """Raises ConfigError naming the laws there are."""
-    name, *numbers = text.split(":")
-    form, counts, make = _LAWS.get(name, ("", (), ConstantLength))
     try:
-        values = [float(number) for number in numbers]
-        if len(values) in counts and all(map(math.isfinite, values)):
-            return make(*values)
-    except ValueError as error:
-        raise ConfigError(f"{text!r}: {error}") from None
-    raise ConfigError(f"--workload and --prompt-tokens take lengths as {form or _LAW_FORMS}, not {text!r}")
+        return length_laws.parse_law(text)
+    except BenchError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _scaled(request: SimRequest, scale: float) -> SimRequest:
@@ -264,7 +240,13 @@ def _scaled(request: SimRequest, scale: float) -> SimRequest:
         raise ValueError(f"scale must be a finite number above 0, not {scale}")
     prompt, output = (max(1, round(n * scale)) for n in (request.num_prompt_tokens, request.num_output_tokens))
     max_tokens = None if request.max_tokens is None else max(output, round(request.max_tokens * scale))
-    return replace(request, num_prompt_tokens=prompt, num_output_tokens=output, max_tokens=max_tokens)
+    ids = request.prompt_token_ids
+    if ids is not None:
+        # what prompts share is scaled with them
+        ids = tuple(ids[min(int(place / scale), len(ids) - 1)] for place in range(prompt))
+    return replace(
+        request, num_prompt_tokens=prompt, num_output_tokens=output, max_tokens=max_tokens, prompt_token_ids=ids
+    )
 
 
 def _read_requests(path: Path) -> list[SimRequest]:

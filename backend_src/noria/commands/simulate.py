@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from noria.commands.common import MODES
 from noria.commands.sim_options import (
     add_cost_arguments,
     add_simulated_engine_arguments,
@@ -23,7 +24,7 @@ from noria.commands.sim_options import (
     load_requests,
     simulated_config,
 )
-from noria.commands.sim_report import SimulatedMode, mode_result, simulation_table, write_json
+from noria.commands.sim_report import SimulatedMode, simulated_run, simulation_table, write_json
 from noria.commands.validation import check_can_validate, run_validation
 from noria.errors import ConfigError
 from noria.simulation.autoscaling import Autoscaling
@@ -31,8 +32,7 @@ from noria.simulation.fleet import LeastOutstandingTokens, RoundRobin, Router, r
 from noria.simulation.replica import Replica
 from noria.simulation.requests import SimRequest
 from noria.simulation.simulator import Simulator
-from noria_bench.compare_command import MODES
-from noria_bench.report import comparison_table
+from noria_bench.reporting.terminal import comparison_table
 from noria_bench.slo import Objectives, parse_slo
 
 ROUTERS: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_tokens": LeastOutstandingTokens}
@@ -44,7 +44,7 @@ def add_simulate(subparsers: Any) -> None:
         "simulate",
         help="predict what the batching modes cost, without running the model",
         description="Replays a workload in virtual time: the real scheduler, with a formula for how long steps take, "
-        "which `noria calibrate` fits to this machine. Prints what `noria compare` would measure.",
+        "which `noria calibrate` fits to this machine. Prints what `noria bench` would measure.",
     )
     parser.add_argument("--modes", default=",".join(MODES), metavar="M,M", help=f"default: {','.join(MODES)}")
     add_cost_arguments(parser)
@@ -84,7 +84,7 @@ def _run_simulate(args: argparse.Namespace) -> int:
         raise ConfigError("workload: it holds no request")
     simulated = [_simulate(args, mode, requests, objectives) for mode in modes]
     console = Console()
-    console.print(comparison_table([mode.result for mode in simulated]))
+    console.print(comparison_table([mode.run for mode in simulated]))
     console.print(simulation_table(simulated))
     if args.json is not None:
         write_json(args.json, [mode.to_json() for mode in simulated])
@@ -113,7 +113,7 @@ def _simulate(
         fleet = run_fleet(requests, build_replica, args.replicas, ROUTERS[args.router](), autoscaling)
         result, replica_seconds = fleet.simulation, fleet.replica_seconds
     wall_s = time.perf_counter() - start_s
-    return SimulatedMode(mode_result(mode, result), result.summary(objectives), wall_s, replica_seconds)
+    return SimulatedMode(simulated_run(mode, result, objectives), wall_s, replica_seconds)
 
 
 def parse_autoscaling(text: str) -> Autoscaling:

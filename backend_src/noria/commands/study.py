@@ -16,7 +16,7 @@ from noria.simulation.studies.catalogue import all_studies
 from noria.simulation.studies.plots import draw_study
 from noria.simulation.studies.report import to_json, to_markdown
 from noria.simulation.studies.study import Study
-from noria.simulation.trace import read_azure_trace
+from noria.simulation.trace import read_rows
 from noria.timeline.picture import check_can_draw
 from noria_bench.lengths import EmpiricalLength, LengthLaw
 
@@ -36,8 +36,8 @@ def add_study(subparsers: Any) -> None:
         type=Path,
         action="append",
         default=[],
-        metavar="FILE.csv",
-        help="output lengths of an Azure LLM trace beside the laws of the ratio; may be repeated",
+        metavar="FILE",
+        help="output lengths of an Azure or Mooncake trace beside the laws of the ratio; may be repeated",
     )
     parser.add_argument("--output", type=Path, default=Path("study"), metavar="DIR", help="default: ./study")
     parser.set_defaults(run=_run_study)
@@ -60,7 +60,10 @@ def _run_study(args: argparse.Namespace) -> int:
 
 
 def _output_lengths(path: Path) -> LengthLaw:
-    return EmpiricalLength([request.num_output_tokens for request in read_azure_trace(path)])
+    lengths = [row.num_output_tokens for row in read_rows(path) if row.num_output_tokens is not None]
+    if not lengths:
+        raise ConfigError(f"--trace: {path} does not say how many tokens answers have")
+    return EmpiricalLength(lengths)
 
 
 def _simulate(studies: Mapping[str, Callable[[], Study]]) -> list[Study]:

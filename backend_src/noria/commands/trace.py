@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from noria.commands.common import add_engine_arguments, prepare_model, say, server_options, server_starter
+from noria.commands.common import MODES, add_engine_arguments, prepare_model, say, server_options, server_starter
 from noria.errors import ConfigError
 from noria.serving.server import ServerOptions, check_mode
 from noria.timeline.chrome_trace import write_chrome_trace
 from noria.timeline.picture import check_can_draw, draw_slots
 from noria.timeline.recorded_trace import read_trace
-from noria_bench.compare_command import MODES
 from noria_bench.load import LoadRun, run_load
 from noria_bench.workload import Workload, seed_workload
 from noria_client.client import AsyncClient

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from noria.commands.common import engine_config, say
+from noria.commands.common import MODES, engine_config, say
 from noria.commands.sim_options import (
     add_cost_arguments,
     add_simulated_engine_arguments,
@@ -30,7 +30,6 @@ from noria.simulation.requests import SimRequest
 from noria.simulation.trial import Bench, Measurement, time_alone
 from noria.simulation.tuner import Tuner, TuningResult
 from noria.simulation.tuning_space import TuningSpace
-from noria_bench.compare_command import MODES
 from noria_bench.slo import KEYS, parse_slo
 
 DEFAULT_NUM_REQUESTS = 500

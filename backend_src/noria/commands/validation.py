@@ -29,7 +29,7 @@ from rich.table import Table
 
 from noria.commands.common import engine_config, prepare_model, say, server_starter
 from noria.commands.sim_options import DEFAULT_NUM_REQUESTS, simulated_options
-from noria.commands.sim_report import mode_result, write_json
+from noria.commands.sim_report import simulated_run, write_json
 from noria.errors import ConfigError, EngineFailure
 from noria.recorded_costs import costs_of_samples, pace, step_samples
 from noria.serving.server import ServerOptions, check_mode
@@ -38,8 +38,9 @@ from noria.simulation.simulator import Simulator
 from noria.timeline.recorded_trace import RecordedStep, RecordedTrace, read_trace
 from noria_bench.distribution import Distribution
 from noria_bench.load import LoadRun, run_load
+from noria_bench.plain_run import plain_run
 from noria_bench.records import RequestRecord
-from noria_bench.report import ModeResult, summarise
+from noria_bench.results import Run
 from noria_bench.workload import Workload, seed_workload
 from noria_client.client import AsyncClient
 
@@ -68,10 +69,10 @@ class ValidatedMode:
     pace: of the predicted run's own steps, as a multiple of the costs. repaced: the simulation at that pace.
     """
 
-    predicted: ModeResult
-    repaced: ModeResult
+    predicted: Run
+    repaced: Run
     pace: float
-    measured: ModeResult
+    measured: Run
     fit_error: float
     num_steps: int
 
@@ -86,7 +87,7 @@ class ValidatedMode:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "mode": self.measured.mode,
+            "mode": self.measured.label,
             "predicted": self.predicted.to_json(),
             "measured": self.measured.to_json(),
             "fit_error": self.fit_error,
@@ -101,10 +102,10 @@ def _median(distribution: Distribution | None) -> float:
     return math.nan if distribution is None else distribution.median
 
 
-_FIGURES: tuple[tuple[str, Callable[[ModeResult], float]], ...] = (
-    ("useful output tokens/s", lambda result: result.useful_output_tokens_per_s or math.nan),
-    ("TTFT s, median", lambda result: _median(result.ttft_s)),
-    ("TPOT ms, median", lambda result: 1e3 * _median(result.tpot_s)),
+_FIGURES: tuple[tuple[str, Callable[[Run], float]], ...] = (
+    ("useful output tokens/s", lambda run: run.summary.all.output_tokens_per_s or math.nan),
+    ("TTFT s, median", lambda run: _median(run.summary.all.ttft_s)),
+    ("TPOT ms, median", lambda run: 1e3 * _median(run.summary.all.tpot_s)),
 )
 
 
@@ -156,10 +157,10 @@ def _validate(options: ServerOptions, mode: str, workloads: Sequence[Workload]) 
     ]
     own_pace = pace(costs, step_samples(middle.steps_of(trace)))
     predicted, repaced = (
-        mode_result(mode, Simulator(config, trace.num_blocks, model).run(requests))
+        simulated_run(mode, Simulator(config, trace.num_blocks, model).run(requests))
         for model in (costs, costs.scaled(own_pace))
     )
-    measured = summarise(mode, len(middle.records), middle.records, counters=None)
+    measured = plain_run(mode, middle.records)
     return ValidatedMode(predicted, repaced, own_pace, measured, costs.median_relative_error or 0.0, len(samples))
 
 
@@ -179,26 +180,21 @@ def _serve(options: ServerOptions, mode: str, workloads: Sequence[Workload]) -> 
 
 
 async def _send(url: str, workload: Workload) -> tuple[RequestRecord, ...]:
-    """Each item as a measurement of its own, SPACING_S after the one before. Raises EngineFailure if one fails."""
+    """Each item SPACING_S after the one before. Raises EngineFailure if one fails."""
+    spaced = [replace(item, due_s=index * SPACING_S) for index, item in enumerate(workload.items)]
+    run = LoadRun(len(spaced))
     async with AsyncClient(url) as client:
-        runs: list[LoadRun] = []
-        tasks = []
-        for item in workload.items:
-            runs.append(LoadRun(1))
-            tasks.append(asyncio.create_task(run_load(client, Workload((item,), workload.sampling), runs[-1])))
-            await asyncio.sleep(SPACING_S)
-        await asyncio.gather(*tasks)
-    records = tuple(replace(run.records[0], index=index) for index, run in enumerate(runs))
-    for record in records:
+        await run_load(client, replace(workload, items=tuple(spaced)), run)
+    for record in run.records:
         if record.error is not None:
             raise EngineFailure(f"request {record.index} failed: {record.error}")
-    return records
+    return tuple(sorted(run.records, key=lambda record: record.index))
 
 
 def validation_table(validated: Sequence[ValidatedMode]) -> Table:
     """A row for each figure of each mode."""
     verdict = "all" if all(mode.is_within_tolerance for mode in validated) else "not all"
-    errors = ", ".join(f"{mode.measured.mode} {mode.fit_error:.1%} of {mode.num_steps}" for mode in validated)
+    errors = ", ".join(f"{mode.measured.label} {mode.fit_error:.1%} of {mode.num_steps}" for mode in validated)
     table = Table(
         title="Predicted against measured",
         caption=f"{verdict} within {TOLERANCE:.0%}; median errors of the fitted step costs, and steps: {errors}",
@@ -208,5 +204,5 @@ def validation_table(validated: Sequence[ValidatedMode]) -> Table:
     for mode in validated:
         for name, predicted, repaced, measured in mode.figures:
             numbers = (predicted, measured, predicted / measured, mode.pace, repaced / measured)
-            table.add_row(mode.measured.mode, name, *(f"{number:.2f}" for number in numbers))
+            table.add_row(mode.measured.label, name, *(f"{number:.2f}" for number in numbers))
     return table

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from noria.config import default_cache_dir
 from noria.config_sources import ENVIRONMENT_VARIABLE, decode_object, own_parameters
@@ -69,7 +69,13 @@ def check_mode(repository: Path, mode: str) -> None:
 
 def config_parameters(repository: Path, mode: str) -> dict[str, str]:
     """The engine's settings among the `parameters` of a mode's config. Raises ConfigError if it cannot be read."""
-    from google.protobuf import text_format  # type: ignore[import-untyped]
+    parameters = read_model_config(repository, mode).get("parameters", {})
+    return own_parameters({key: value["string_value"] for key, value in parameters.items()})
+
+
+def read_model_config(repository: Path, mode: str) -> dict[str, Any]:
+    """A mode's config as Triton's JSON has it. Raises ConfigError if it cannot be read."""
+    from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
     from tritonclient.grpc import model_config_pb2
 
     path = repository / "llm" / "configs" / f"{mode}.pbtxt"
@@ -77,7 +83,7 @@ def config_parameters(repository: Path, mode: str) -> dict[str, str]:
         config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    return own_parameters({key: value.string_value for key, value in config.parameters.items()})
+    return dict(json_format.MessageToDict(config, preserving_proto_field_name=True))
 
 
 def server_command(options: ServerOptions, install: TritonInstall) -> list[str]:
