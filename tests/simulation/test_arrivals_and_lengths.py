@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from noria.errors import ConfigError
 from noria.simulation.requests import distinct_prompt, make_requests, with_shared_prefix
-from noria.simulation.trace import read_azure_trace
+from noria.simulation.trace import read_trace_requests
 from noria_bench.arrivals import all_at_once, constant_rate, gamma, poisson
 from noria_bench.lengths import (
     ConstantLength,
@@ -72,56 +73,43 @@ def test_prompts_are_unlike_each_other_but_for_the_prefix_that_a_share_of_them_h
     assert short == (0,) * 9 + (1,)
 
 
-HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
-TRACE = f"""{HEADER}
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9305900,3960,0
-2023-11-16 18:16:46.6805900,12,900
-"""
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def azure(tmp_path: Path, *lines: str) -> Path:
     path = tmp_path / "trace.csv"
-    path.write_text(TRACE)
+    path.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *lines)))
     return path
 
 
-def test_a_trace_is_read_at_a_speed_and_up_to_a_limit(trace: Path) -> None:
-    requests = read_azure_trace(trace, speed=2.0)
-    assert [request.arrival_s for request in requests] == [0, 2.125, 30]
-    assert [(request.num_prompt_tokens, request.num_output_tokens) for request in requests] == [
-        (374, 44),
-        (3960, 1),
-        (12, 900),
-    ]
-    assert read_azure_trace(trace, speed=2.0, limit=2) == requests[:2]
+def test_a_trace_is_read_at_a_speed_and_up_to_a_limit(tmp_path: Path) -> None:
+    path = azure(tmp_path, "2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:50.9305900,3960,0")
+    requests = read_trace_requests(path, speed=2.0)
+    assert requests == make_requests([0, 2.125], [374, 3960], [44, 1])
+    assert read_trace_requests(path, speed=2.0, limit=1) == requests[:1]
+    with pytest.raises(ConfigError, match="speed must be above 0"):
+        read_trace_requests(path, speed=0.0)
 
 
-def test_long_requests_of_a_trace_are_cut_or_left_out(trace: Path) -> None:
-    cut = read_azure_trace(trace, max_prompt_len=1000, max_output_len=100)
-    assert [(one.num_prompt_tokens, one.num_output_tokens) for one in cut] == [(374, 44), (1000, 1), (12, 100)]
-    (kept,) = read_azure_trace(trace, max_prompt_len=1000, max_output_len=100, is_clipping=False)
-    assert kept == cut[0]
+def test_prompts_share_the_blocks_that_a_trace_says_they_share(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [[700, [3, 4]], [600, [3, 5]], [600, [3]], [600, [3]], [9, []]]
+    path.write_text(
+        "\n".join(
+            json.dumps({"timestamp": 0, "input_length": length, "output_length": 1, "hash_ids": hash_ids})
+            for length, hash_ids in lines
+        )
+    )
+    one, two, three, four, other = (request.prompt_token_ids or () for request in read_trace_requests(path))
+    assert [len(prompt) for prompt in (one, two, three, four, other)] == [700, 600, 600, 600, 0]
+    assert one[:512] == two[:512] == three[:512] == four[:512]
+    # what no hash covers is shared with nobody
+    assert len({one[512], two[512], three[512], four[512]}) == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("TIMESTAMP,ContextTokens\n", r"trace\.csv, line 1: the column GeneratedTokens is missing"),
-        (f"{HEADER}\n2023-11-16 18:15:46,1,1\nyesterday,1,1\n", "line 3: TIMESTAMP must be like"),
-        (f"{HEADER}\n2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n", "line 3: TIMESTAMP must not lie before"),
-        (f"{HEADER}\n2023-11-16 18:15:46,0,1\n", "line 2: ContextTokens must be a whole number of at least 1"),
-        (f"{HEADER}\n2023-11-16 18:15:46,1,-3\n", "line 2: GeneratedTokens must be a whole number of at least 0"),
-        (f"{HEADER}\n2023-11-16 18:15:46,1\n", "line 2: GeneratedTokens must be"),
-    ],
-)
-def test_what_is_wrong_in_a_trace_is_named_by_line_and_column(trace: Path, text: str, message: str) -> None:
-    trace.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        read_azure_trace(trace)
-
-
-def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_trace_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trace\.csv, line 2: ContextTokens must be a whole number of at least 1"):
+        read_trace_requests(azure(tmp_path, "2023-11-16 18:15:46,0,1"))
     with pytest.raises(ConfigError, match="cannot read"):
-        read_azure_trace(tmp_path / "none.csv")
+        read_trace_requests(tmp_path / "none.csv")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a", "output_tokens": 3}')
+    with pytest.raises(ConfigError, match="must say how long prompts are and when they came, as azure, mooncake do"):
+        read_trace_requests(prompts)
