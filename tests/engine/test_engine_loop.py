@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from noria.engine import engine_loop
 from noria.engine.engine import Engine
 from noria.engine.engine_loop import EngineLoop
 from noria.engine.metrics import StatsCounter
@@ -88,6 +89,8 @@ def test_an_abort_that_overtakes_its_submit_leaves_no_ghost(fixture: Fixture) ->
     wait_until(lambda: stays.request_id in fixture.ends())
     wait_until(lambda: not fixture.engine.has_work)
     assert gone.request_id not in {output.request_id for output in fixture.outputs}
+    # it was counted nowhere, so that the counters missed what the client's ledger had
+    wait_until(lambda: (fixture.stats.num_finished, fixture.stats.num_cancelled) == (1, 1))
     assert fixture.loop.stop(TIMEOUT_S)
 
 
@@ -174,6 +177,63 @@ def test_a_paused_request_goes_on_where_it_was_when_it_is_resumed(fixture: Fixtu
     wait_until(lambda: request.request_id in fixture.ends())
     tokens = [token.token_id for output in fixture.outputs for token in output.tokens]
     assert tokens == expected_output(request.prompt_token_ids, 100)
+    assert fixture.loop.stop(TIMEOUT_S)
+
+
+def test_an_idle_engine_shows_that_it_is_there_and_one_in_a_step_does_not(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_loop, "HEARTBEAT_S", 0.01)
+    fixture.loop.start()
+    wait_until(lambda: fixture.stats.heartbeat_s > 0)
+    earlier = fixture.stats.heartbeat_s
+    wait_until(lambda: fixture.stats.heartbeat_s > earlier)
+    fixture.runner.may_go_on.clear()
+    fixture.loop.submit([make_request()])
+    assert fixture.runner.has_begun.wait(TIMEOUT_S)
+    in_step = fixture.stats.heartbeat_s
+    time.sleep(0.1)
+    assert fixture.stats.heartbeat_s == in_step
+    fixture.let_go()
+    wait_until(lambda: fixture.stats.heartbeat_s > in_step)
+    assert fixture.loop.stop(TIMEOUT_S)
+
+
+def test_a_heartbeat_alone_checks_nothing_that_takes_milliseconds(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_loop, "HEARTBEAT_S", 0.01)
+    num_checks = 0
+    check = fixture.engine.check_integrity
+
+    def counted_check() -> None:
+        nonlocal num_checks
+        num_checks += 1
+        check()
+
+    monkeypatch.setattr(fixture.engine, "check_integrity", counted_check)
+    fixture.loop.start()
+    request = make_request(max_tokens=1)
+    fixture.loop.submit([request])
+    wait_until(lambda: request.request_id in fixture.ends())
+    ended_s = fixture.stats.heartbeat_s
+    wait_until(lambda: fixture.stats.heartbeat_s > ended_s + 0.1)
+    assert num_checks == 1
+    assert fixture.loop.stop(TIMEOUT_S)
+
+
+def test_the_time_in_which_the_engine_was_in_a_step_counts_as_queue_time(fixture: Fixture) -> None:
+    """It did not: a request was said to have arrived when the engine took it in, up to a step later."""
+    first, second = make_request(max_tokens=1), make_request(max_tokens=1)
+    fixture.start_and_hold_first_step_of([first])
+    fixture.loop.submit([second])
+    time.sleep(0.2)
+    fixture.let_go()
+    wait_until(lambda: len(fixture.ends()) == 2)
+    timings = fixture.ends()[second.request_id][0].timings
+    assert timings is not None
+    assert timings.queue_s is not None
+    assert timings.queue_s >= 0.2
     assert fixture.loop.stop(TIMEOUT_S)
 
 

@@ -6,12 +6,14 @@ It refuses what the real one refuses: a send after FINAL, a send of nothing that
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+Labels = frozenset[tuple[str, str]]
 
 
 class TritonError(Exception):
@@ -123,26 +125,74 @@ class InferenceRequest:
         return InferenceResponse([], TritonError(self.answer))
 
 
+_COUNTER, _GAUGE, _HISTOGRAM = range(3)
+
+
 class Metric:
-    def __init__(self) -> None:
+    """One series. Like the real one it stays in the registry when its model is gone, and raises without its family."""
+
+    def __init__(self, family: MetricFamily, buckets: Sequence[float] | None) -> None:
+        self._family = weakref.ref(family)
+        self._kind = family.kind
+        self.buckets = buckets
+        self.observed: list[float] = []
+        self.num_calls = 0
         self.total = 0.0
 
     def increment(self, value: float) -> None:
+        self._check(_COUNTER, _GAUGE)
         assert value >= 0
         self.total += value
 
     def set(self, value: float) -> None:
+        self._check(_GAUGE)
         self.total = value
+
+    def observe(self, value: float) -> None:
+        self._check(_HISTOGRAM)
+        self.observed.append(value)
 
     def value(self) -> float:
         return self.total
 
+    def _check(self, *kinds: int) -> None:
+        self.num_calls += 1
+        if self._family() is None:
+            raise TritonError("Invalid metric operation as the corresponding 'MetricFamily' has been deleted.")
+        assert self._kind in kinds
+
 
 class MetricFamily:
-    COUNTER, GAUGE, HISTOGRAM = range(3)
+    """The registry is the whole server's: by name, and in it by labels."""
+
+    COUNTER, GAUGE, HISTOGRAM = _COUNTER, _GAUGE, _HISTOGRAM
+    registry: ClassVar[dict[str, tuple[int, str, dict[Labels, Metric]]]] = {}
 
     def __init__(self, name: str, description: str, kind: int) -> None:
         self.name, self.description, self.kind = name, description, kind
+        registered_kind, registered_description, _ = self.registry.setdefault(name, (kind, description, {}))
+        if registered_kind != kind:
+            raise TritonError(f"Metric family {name} is of another kind")
+        assert registered_description == description, f"{name} has two descriptions"
 
-    def Metric(self, labels: Mapping[str, str]) -> Metric:
-        return Metric()
+    def Metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> Metric:
+        assert (buckets is not None) == (self.kind == _HISTOGRAM)
+        series = self.registry[self.name][2]
+        key = frozenset(labels.items())
+        earlier = series.get(key)
+        series[key] = metric = Metric(self, buckets)
+        if earlier is not None:
+            metric.total, metric.observed = earlier.total, earlier.observed
+        return metric
+
+
+def series(name: str, **labels: str) -> Metric:
+    """For assertions: the only series of that name that has these labels, among others perhaps."""
+    (metric,) = [metric for key, metric in MetricFamily.registry[name][2].items() if frozenset(labels.items()) <= key]
+    return metric
+
+
+def total(name: str, **labels: str) -> float:
+    """For assertions: the sum over the series of that name that have these labels."""
+    family = MetricFamily.registry[name][2]
+    return sum(metric.total for key, metric in family.items() if frozenset(labels.items()) <= key)

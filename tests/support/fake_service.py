@@ -16,8 +16,6 @@ from noria.engine.request_limits import request_limits
 from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
 from noria.scheduling.build import build_scheduler
 from noria.serving.service import GenerationService, ServingMode
-from noria.serving.triton_metrics import TritonMetrics
-from noria.serving.unload_watch import UnloadWatch
 from support.byte_tokenizer import ByteTokenizer
 from support.fake_pb_utils import FakeRequest, InferenceResponse, TritonError
 from support.waiting import TIMEOUT_S, wait_until
@@ -58,8 +56,7 @@ class FakeService:
         parts = EngineParts(self.engine, tokenizer, limits, tokenizer.eos_token_ids)  # type: ignore[arg-type]
         self.is_batched = mode != "inflight"
         serving_mode = ServingMode(is_decoupled, is_closed=self.is_batched, is_batched=self.is_batched)
-        self.metrics = TritonMetrics("llm", "1")
-        self.service = GenerationService(parts, self.config, serving_mode, self.metrics, UnloadWatch("llm"))
+        self.service = GenerationService(parts, self.config, serving_mode, "llm", "1")
 
     def request(self, *texts: str | bytes, sampling: Any = None, **inputs: Any) -> FakeRequest:
         shape = (len(texts), 1) if self.is_batched else (len(texts),)

@@ -59,7 +59,7 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         "--workload",
         default="seed",
         metavar="seed|FILE.json|LAW",
-        help="the lengths that `noria compare` sends (default); a JSON list of requests with the fields of SimRequest; "
+        help="the lengths of `noria bench seed` (default); a JSON list of requests with the fields of SimRequest; "
         f"or output lengths by a law: {length_laws.LAW_FORMS}",
     )
     group.add_argument(

@@ -1,6 +1,6 @@
 """`noria simulate`: the scheduler under a model of this machine's step times, or of another machine's.
 
-Prints what `noria compare` measures, and what only a simulation sees.
+Prints what `noria bench` measures.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from noria.engine.engine import Engine
@@ -18,10 +19,14 @@ from noria.sequence import FinishReason, Request
 
 log = logging.getLogger(__name__)
 
+# how often an idle engine shows that it is there
+HEARTBEAT_S = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
     requests: tuple[Request, ...]
+    arrived_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,10 @@ class _Stop:
 
 
 class EngineLoop:
-    """Runs an Engine until `stop`. `deliver` is called on the engine's thread and must not block."""
+    """Runs an Engine until `stop`.
+
+    deliver: called on the engine's thread, and must not block, after every step, and every HEARTBEAT_S without one.
+    """
 
     def __init__(self, engine: Engine, deliver: Callable[[StepReport], None]) -> None:
         self._engine = engine
@@ -66,7 +74,7 @@ class EngineLoop:
         with self._submitting:
             if self._has_ended:
                 raise EngineFailure("the engine has stopped")
-            self._commands.put(_Submit(tuple(requests)))
+            self._commands.put(_Submit(tuple(requests), self._engine.now()))
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """Forget these requests before the next step, also those whose `submit` is still to come."""
@@ -87,14 +95,16 @@ class EngineLoop:
 
     def _run(self) -> None:
         while not self._is_stopped:
+            is_awake = True
             try:
-                self._take_commands()
-                self._engine.step()
+                is_awake = self._take_commands()
+                if is_awake:
+                    self._engine.step()
             except Exception as error:
                 log.exception("the engine failed")
                 self._abandon(EngineFailure(f"the engine failed: {error}"))
             self._deliver(StepReport(self._engine.take_outputs(), self._engine.stats()))
-            if not self._engine.has_work:
+            if is_awake and not self._engine.has_work:
                 self._check_integrity()
         self._refuse_late_commands()
         self._engine.close()
@@ -117,23 +127,25 @@ class EngineLoop:
             log.critical("the engine's state is damaged; it stops and must be loaded again", exc_info=True)
             self._is_stopped = True
 
-    def _take_commands(self) -> None:
-        """Carry out what has been asked, waiting for it only when there is nothing else to do."""
+    def _take_commands(self) -> bool:
+        """Carry out what has been asked, waiting for it only when there is nothing else to do. False if there still is
+        nothing."""
+        wait_s = 0.0 if self._engine.has_work else self._engine.idle_s
+        is_due = wait_s is not None and wait_s < HEARTBEAT_S
         try:
-            if self._engine.has_work:
-                self._carry_out(self._commands.get_nowait())
-            else:
-                self._carry_out(self._commands.get(timeout=self._engine.idle_s))
+            self._carry_out(self._commands.get(timeout=wait_s if is_due else HEARTBEAT_S))
+        except queue.Empty:
+            return is_due
+        with suppress(queue.Empty):
             while not self._is_stopped:
                 self._carry_out(self._commands.get_nowait())
-        except queue.Empty:
-            return
+        return True
 
     def _carry_out(self, command: _Submit | _Abort | _Pause | _Stop) -> None:
         match command:
-            case _Submit(requests):
+            case _Submit(requests, arrived_s):
                 for request in requests:
-                    self._add(request)
+                    self._add(request, arrived_s)
             case _Abort(request_ids):
                 for request_id in request_ids:
                     self._engine.abort(request_id)
@@ -148,14 +160,15 @@ class EngineLoop:
                 self._is_stopped = True
                 self._engine.fail_all(EngineFailure("the model is being unloaded"))
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request, arrived_s: float) -> None:
         """The client may have gone between its request's registration with the writer and this."""
         self._last_submitted_id = request.request_id
         if request.request_id in self._aborted_early:
             self._aborted_early.remove(request.request_id)
+            self._engine.skip(request)
             return
         try:
-            self._engine.add(request)
+            self._engine.add(request, arrived_s)
         except Exception as error:
             # here, so that the later requests of the same call are still taken
             log.exception("a request could not be added")

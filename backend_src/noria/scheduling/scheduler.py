@@ -7,34 +7,23 @@ Knows nothing of tensors, text, threads or clients, and has no clock: `now` is i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from noria.scheduler_output import RowFailure, SampledToken, ScheduledSequence, SchedulerOutput, StepResult
 from noria.scheduling.deadlines import Deadlines
 from noria.scheduling.integrity import check_places
 from noria.scheduling.kv_cache_manager import KVCacheManager
+from noria.scheduling.occupancy import Occupancy, occupancy_of
 from noria.scheduling.pace import Pace
 from noria.scheduling.policies import Policies
 from noria.scheduling.request_rules import RequestRules
 from noria.scheduling.rows import make_padding_row, make_row
 from noria.scheduling.running_batch import RunningBatch
+from noria.scheduling.sequence_update import SequenceUpdate
 from noria.scheduling.step_plan import StepPlan
 from noria.scheduling.step_planner import StepPlanner
 from noria.scheduling.swap_space import SwapSpace
 from noria.scheduling.waiting_order import OUTPUT_WEIGHT
 from noria.scheduling.waiting_queue import WaitingQueue
 from noria.sequence import FinishReason, Request, Sequence, SequenceStatus
-
-
-# not frozen for the same reason as ScheduledSequence
-@dataclass(slots=True)
-class SequenceUpdate:
-    """What a step gave one sequence. `token` is None when it failed; then `error` says why."""
-
-    request_id: int
-    token: SampledToken | None
-    finish_reason: FinishReason | None = None
-    error: str | None = None
 
 
 class Scheduler:
@@ -94,6 +83,13 @@ class Scheduler:
     @property
     def next_deadline(self) -> float | None:
         return self._deadlines.next
+
+    def occupancy(self) -> Occupancy:
+        return occupancy_of(self._batch, self._waiting)
+
+    def level_of(self, request: Request) -> int:
+        """The priority level that it would have. Raises InvalidRequest if it could never be served."""
+        return self._rules.check(request)
 
     def find(self, request_id: int) -> Sequence | None:
         """The live sequence of that id, to be read only."""

@@ -48,6 +48,16 @@ class WaitingQueue:
         """Those among them that ran before."""
         return self._num_preempted
 
+    @property
+    def num_by_level(self) -> Mapping[int, int]:
+        """How many wait, of every level."""
+        return dict(self._num_sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens of all that wait."""
+        return sum(self._num_tokens.values())
+
     def __len__(self) -> int:
         return sum(self._num_sequences.values())
 
@@ -63,9 +73,9 @@ class WaitingQueue:
         retry_hint: the end of the error's text.
         """
         own = self._level_limits.get(sequence.level, QueueLimit())
-        num_tokens, num_own_tokens = sum(self._num_tokens.values()), self._num_tokens[sequence.level]
+        num_own_tokens = self._num_tokens[sequence.level]
         level = f" of priority {sequence.level}"
-        _check(self._limit, len(self), num_tokens, sequence.num_tokens, num_free_slots, "", retry_hint)
+        _check(self._limit, len(self), self.num_tokens, sequence.num_tokens, num_free_slots, "", retry_hint)
         num_own = self._num_sequences[sequence.level]
         _check(own, num_own, num_own_tokens, sequence.num_tokens, num_free_slots, level, retry_hint)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from noria.engine.outputs import EngineStats, RequestOutput, StepReport
+from noria.engine.outputs import RequestOutput, StepReport
 from noria.errors import EngineFailure, NoriaError, Overloaded
 from noria.sequence import FinishReason
 from noria.serving.held_replies import HeldReplies
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 # A question to Triton whether a client has gone costs about 0.12 ms, so they are asked in turn, some at a time.
 CANCEL_POLL_S = 0.02
 MAX_CANCEL_POLLS = 32
-STATS_S = 0.25
 _UNDELIVERED = (
     "the answer was not taken for {:g} s: the client reads too slowly, or the server has no shared memory left for "
     "responses (in Docker, --shm-size)"
@@ -51,7 +50,6 @@ class ResponseWriter:
 
     abort: called with the ids of parts that nobody waits for any more.
     held: keeps account of the replies that Triton does not take.
-    publish: called now and then with the engine's counts.
     is_unloading: asked while replies are open; once it says yes they end with an error.
     """
 
@@ -59,23 +57,19 @@ class ResponseWriter:
         self,
         abort: Callable[[Sequence[int]], None],
         held: HeldReplies,
-        publish: Callable[[EngineStats], None],
         is_unloading: Callable[[], bool],
         decode_token: Callable[[int], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._abort = abort
         self._held = held
-        self._publish = publish
         self._is_unloading = is_unloading
         self._decode_token = decode_token
         self._clock = clock
         self._inbox: queue.SimpleQueue[_OpenReply | StepReport | None] = queue.SimpleQueue()
         self._by_request_id: dict[int, _OpenReply] = {}
         self._open: deque[_OpenReply] = deque()
-        self._unpublished: EngineStats | None = None
         self._next_poll = 0.0
-        self._next_publication = 0.0
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="noria-writer", daemon=True)
 
@@ -116,17 +110,15 @@ class ResponseWriter:
                 if self._open and self._is_unloading():
                     self._close_all()
                 self._poll_cancelled(touched)
-                self._publish_stats(is_idle=not touched)
             except Exception:
                 log.exception("the response writer failed in one turn")
         self._close_all()
-        self._publish_stats(is_idle=True)
 
     def _receive(self) -> list[_OpenReply]:
         """Take in all that has piled up; the replies that it concerns, each once."""
         touched: dict[int, _OpenReply] = {}
         try:
-            message = self._inbox.get(timeout=CANCEL_POLL_S if self._open or self._unpublished else None)
+            message = self._inbox.get(timeout=CANCEL_POLL_S if self._open else None)
             while True:
                 if message is None:
                     self._is_stopping = True
@@ -140,7 +132,6 @@ class ResponseWriter:
             return list(touched.values())
 
     def _take(self, report: StepReport, touched: dict[int, _OpenReply]) -> None:
-        self._unpublished = report.stats or self._unpublished
         for output in report.outputs:
             entry = self._by_request_id.get(output.request_id)
             if entry is None:
@@ -230,11 +221,3 @@ class ResponseWriter:
         for entry in asked:
             if not entry.is_closed and entry.sink.is_cancelled():
                 self._end(entry, cancelled_response())
-
-    def _publish_stats(self, is_idle: bool) -> None:
-        now = self._clock()
-        if self._unpublished is None or (now < self._next_publication and not is_idle):
-            return
-        self._next_publication = now + STATS_S
-        stats, self._unpublished = self._unpublished, None
-        self._publish(stats)

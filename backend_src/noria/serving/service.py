@@ -18,10 +18,13 @@ from noria.config import EngineConfig
 from noria.config_sources import ENVIRONMENT_VARIABLE, load_engine_config, own_parameters
 from noria.engine.build import EngineParts, build_engine
 from noria.engine.engine_loop import EngineLoop
+from noria.engine.outputs import StepReport
 from noria.errors import ConfigError, EngineFailure, InvalidRequest, NoriaError
 from noria.sequence import Request
 from noria.serving.held_replies import HeldReplies
 from noria.serving.machine import check_shm
+from noria.serving.metric_names import MetricNames
+from noria.serving.metrics_publisher import MetricsPublisher
 from noria.serving.parent_watch import watch_parent
 from noria.serving.prompt import PromptEncoder
 from noria.serving.reply import Reply
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 
 ENGINE_STOP_S = 15.0
 WRITER_STOP_S = 10.0
+METRICS_STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,10 @@ class ServingMode:
 
 
 class GenerationService:
-    """`execute` on Triton's thread, the engine and the writer on their own."""
+    """`execute` on Triton's thread; the engine, the writer and the metrics' publisher on their own."""
 
     def __init__(
-        self, parts: EngineParts, config: EngineConfig, mode: ServingMode, metrics: TritonMetrics, watch: UnloadWatch
+        self, parts: EngineParts, config: EngineConfig, mode: ServingMode, model_name: str, model_version: str
     ) -> None:
         self._parts = parts
         self._mode = mode
@@ -68,11 +72,15 @@ class GenerationService:
                 pause=lambda request_ids: self._loop.pause(request_ids),
                 resume=lambda request_ids: self._loop.resume(request_ids),
             ),
-            publish=metrics.publish,
-            is_unloading=watch.is_unloading,
+            is_unloading=UnloadWatch(model_name).is_unloading,
             decode_token=lambda token_id: parts.tokenizer.decode([token_id], skip_special_tokens=False),
         )
-        self._loop = EngineLoop(parts.engine, self._writer.deliver)
+        stats = parts.engine.stats()
+        levels = tuple(level.level for level in stats.levels)
+        names = MetricNames(model_name, model_version, config.batching_mode, levels)
+        self._publisher = MetricsPublisher(TritonMetrics(names), stats)
+        self._loop = EngineLoop(parts.engine, self._deliver)
+        self._publisher.start()
         self._writer.start()
         self._loop.start()
 
@@ -91,7 +99,7 @@ class GenerationService:
             # the launcher refuses to start; here Triton has what it needs for now, so say it and go on
             log.warning("%s", error)
         parts = build_engine(config, progress=log.info)
-        return cls(parts, config, mode, TritonMetrics(model_name, model_version), UnloadWatch(model_name))
+        return cls(parts, config, mode, model_name, model_version)
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer what is bad at once, submit the rest as one call. Waits for the answers if the batch is closed."""
@@ -107,6 +115,7 @@ class GenerationService:
                 engine_requests = self._engine_requests(parsed, batch_id)
             except NoriaError as error:
                 refuse(sink, error)
+                self._publisher.count_invalid()
                 continue
             except Exception as error:
                 log.exception("a request could not be read")
@@ -129,7 +138,15 @@ class GenerationService:
             log.error("the engine did not stop within %.0f s", ENGINE_STOP_S)
         if not self._writer.stop(WRITER_STOP_S):
             log.error("the response writer did not stop within %.0f s", WRITER_STOP_S)
+        if not self._publisher.stop(METRICS_STOP_S):
+            log.error("the metrics were not all published within %.0f s", METRICS_STOP_S)
         log.info("closed")
+
+    def _deliver(self, report: StepReport) -> None:
+        """On the engine's thread."""
+        self._publisher.deliver(report)
+        if report.outputs:
+            self._writer.deliver(report)
 
     def _submit(self, requests: Sequence[Request]) -> None:
         try:

@@ -1,96 +1,93 @@
-"""Publishes the engine's counts on Triton's metrics endpoint, labelled with model and version.
+"""Makes our series in Triton's metrics registry and keeps them up to date. `metrics_publisher` says when.
 
-What each means is said in `engine.outputs.EngineStats`. A server without a metrics endpoint is noticed once, then left
-alone.
+A call to the registry takes 0.1 to 0.3 ms, so only what has changed is published. On tritonserver 2.51 a series stays
+when its model is unloaded, with its last value, and goes on from there when it is loaded again.
+A server without a metrics endpoint is noticed once, then left alone.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from noria.engine.outputs import EngineStats
+from noria.engine.request_timings import RequestTimings
+from noria.serving.metric_names import Distribution, MetricNames, Series
 
 log = logging.getLogger(__name__)
 
-# attribute of EngineStats -> (metric, help)
-_COUNTERS = {
-    "num_steps": ("noria_steps_total", "Steps computed"),
-    "num_slot_steps": ("noria_slot_steps_total", "Slots offered, max_num_seqs a step"),
-    "num_useful_slot_steps": ("noria_useful_slot_steps_total", "Slots in which an unfinished sequence was computed"),
-    "num_rows": ("noria_rows_total", "Rows computed, padding rows included"),
-    "num_kv_allocated_slot_steps": (
-        "noria_kv_allocated_slot_steps_total",
-        "KV token slots allocated, summed over steps",
-    ),
-    "num_kv_live_slot_steps": (
-        "noria_kv_live_slot_steps_total",
-        "KV tokens of unfinished sequences, summed over steps",
-    ),
-    "num_computed_tokens": ("noria_computed_tokens_total", "Tokens computed, recomputed ones included"),
-    "num_prompt_tokens": ("noria_prompt_tokens_total", "Prompt tokens accepted"),
-    "num_generated_tokens": ("noria_generation_tokens_total", "Tokens generated"),
-    "num_preemptions": ("noria_preemptions_total", "Sequences sent back to the queue for want of blocks"),
-    "num_swap_outs": ("noria_swap_outs_total", "Preempted sequences whose blocks went to the host pool"),
-    "num_swapped_blocks": ("noria_swapped_blocks_total", "Blocks copied to the host pool or back"),
-    "num_recomputed_tokens": ("noria_recomputed_tokens_total", "Tokens computed again after a preemption"),
-    "num_prefix_tokens": ("noria_prefix_tokens_total", "Known tokens of sequences that joined the batch"),
-    "num_prefix_hit_tokens": ("noria_prefix_hit_tokens_total", "Those of them found in the prefix cache"),
-    "num_finished": ("noria_requests_finished_total", "Sequences that ended with stop or length"),
-    "num_failed": ("noria_requests_failed_total", "Sequences that were refused, cancelled, late or failed"),
-    "num_rejected": ("noria_requests_rejected_total", "Failed sequences that met a full queue"),
-    "num_expired": ("noria_requests_expired_total", "Failed sequences whose deadline passed"),
-    "num_cancelled": ("noria_requests_cancelled_total", "Failed sequences whose client left or did not read"),
-}
-_GAUGES = {
-    "num_running": ("noria_num_requests_running", "Unfinished sequences in the batch"),
-    "num_waiting": ("noria_num_requests_waiting", "Sequences that wait for a slot"),
-    "num_paused": ("noria_num_requests_paused", "Sequences set aside until their text is taken"),
-    "num_kv_blocks": ("noria_kv_blocks", "Blocks in the KV cache"),
-    "num_kv_blocks_held": ("noria_kv_blocks_held", "Blocks held by sequences"),
-    "num_kv_blocks_cached": ("noria_kv_blocks_cached", "Blocks that nobody holds, kept for the prefixes in them"),
-}
+
+@dataclass(slots=True)
+class _Published:
+    """value: what was published last; None for a gauge, which may have been left by an earlier load."""
+
+    series: Series
+    metric: Any
+    value: float | None
 
 
 class TritonMetrics:
     """Counters grow by the difference to the last publication, gauges are set."""
 
-    def __init__(self, model_name: str, model_version: str) -> None:
-        self._labels = {"model": model_name, "version": model_version}
+    def __init__(self, names: MetricNames) -> None:
         # a family that is collected takes its metrics with it
-        self._families: list[Any] = []
-        self._last = EngineStats()
-        try:
-            self._counters = {
-                name: self._metric(*words, pb_utils.MetricFamily.COUNTER) for name, words in _COUNTERS.items()
-            }
-            self._gauges = {name: self._metric(*words, pb_utils.MetricFamily.GAUGE) for name, words in _GAUGES.items()}
-            self._utilisation = self._metric(
-                "noria_slot_utilisation",
-                "Useful share of the slots offered since the start",
-                pb_utils.MetricFamily.GAUGE,
-            )
-            self._is_on = True
-        except Exception as error:
-            log.warning("the server offers no custom metrics: %s", error)
-            self._is_on = False
-
-    def _metric(self, name: str, description: str, kind: Any) -> Any:
-        family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
-        self._families.append(family)
-        return family.Metric(labels=self._labels)
+        self._families: dict[str, Any] = {}
+        # names by what went wrong
+        self._refused: dict[str, list[str]] = {}
+        self._published: list[_Published] = []
+        self._histograms: list[tuple[Distribution, Any]] = []
+        for series in names.series():
+            kind = "COUNTER" if series.is_counter else "GAUGE"
+            metric = self._metric(series.name, series.help, kind, labels=series.labels)
+            if metric is not None:
+                self._published.append(_Published(series, metric, 0.0 if series.is_counter else None))
+        for one in names.distributions():
+            metric = self._metric(one.name, one.help, "HISTOGRAM", labels=one.labels, buckets=list(one.buckets))
+            if metric is not None:
+                self._histograms.append((one, metric))
+        for reason, refused in self._refused.items():
+            what = ", ".join(dict.fromkeys(refused)) if self._families else "all"
+            log.warning("metrics that the server does not take: %s: %s", what, reason)
 
     def publish(self, stats: EngineStats) -> None:
-        if not self._is_on:
-            return
-        for name, metric in self._counters.items():
-            gain = getattr(stats, name) - getattr(self._last, name)
-            if gain:
-                metric.increment(gain)
-        for name, metric in self._gauges.items():
-            metric.set(getattr(stats, name))
-        if stats.num_slot_steps:
-            self._utilisation.set(stats.num_useful_slot_steps / stats.num_slot_steps)
-        self._last = stats
+        """Raises whatever Triton raises; what was not published is published the next time."""
+        for one in self._published:
+            value = one.series.read(stats)
+            if value == one.value:
+                continue
+            if one.series.is_counter:
+                one.metric.increment(value - (one.value or 0.0))
+            else:
+                one.metric.set(value)
+            one.value = value
+
+    def observe(self, timings: RequestTimings) -> None:
+        """A request that has ended."""
+        for one, metric in self._histograms:
+            if one.level is None or one.level == timings.level:
+                value = one.read(timings)
+                if value is not None:
+                    metric.observe(value)
+
+    def retire(self) -> None:
+        """Set all gauges to 0, the heartbeat too: there is no engine any more."""
+        for one in self._published:
+            if not one.series.is_counter and one.value != 0.0:
+                one.metric.set(0.0)
+                one.value = 0.0
+
+    def _metric(self, name: str, description: str, kind: str, labels: Mapping[str, str], **options: Any) -> Any:
+        """None where the server does not take it: it has no endpoint, no histograms, or others use the name."""
+        try:
+            if name not in self._families:
+                # the module has its classes only once the model is being initialised
+                family_type = pb_utils.MetricFamily
+                self._families[name] = family_type(name=name, description=description, kind=getattr(family_type, kind))
+            return self._families[name].Metric(labels=dict(labels), **options)
+        except Exception as error:
+            self._refused.setdefault(str(error), []).append(name)
+            return None
