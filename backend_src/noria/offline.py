@@ -13,14 +13,16 @@ from noria.sampling_params import SamplingParams, sampling_params_from
 from noria.sequence import Request
 from noria_bench.engine_counters import EngineCounters
 from noria_bench.plain_run import plain_run
-from noria_bench.records import Chunk, RequestRecord
+from noria_bench.records import Chunk, Outcome, RequestRecord
 from noria_bench.results import Run
 from noria_bench.workload import Workload
 
 MODE_NAME = "engine alone"
 
 
-def run_offline(config: EngineConfig, workload: Workload, progress: Callable[[str], None]) -> tuple[Run, list[RequestRecord]]:
+def run_offline(
+    config: EngineConfig, workload: Workload, progress: Callable[[str], None]
+) -> tuple[Run, list[RequestRecord]]:
     """All items at once through the engine in this process, in the mode of `config`; due times are not looked at.
 
     Raises ConfigError.
@@ -63,17 +65,13 @@ def _run(parts: EngineParts, requests: list[Request]) -> list[RequestRecord]:
                 chunks[output.request_id].append(Chunk(now, len(output.tokens)))
             if output.finish_reason is not None:
                 ended[output.request_id] = (now, str(output.error) if output.error else None)
-    return [
-        RequestRecord(
-            request.request_id,
-            sent_s,
-            ended[request.request_id][0],
-            len(request.prompt_token_ids),
-            tuple(chunks[request.request_id]),
-            ended[request.request_id][1],
-        )
-        for request in requests
-    ]
+    return [_record(request, sent_s, chunks[request.request_id], *ended[request.request_id]) for request in requests]
+
+
+def _record(request: Request, sent_s: float, chunks: list[Chunk], ended_s: float, error: str | None) -> RequestRecord:
+    outcome = Outcome.FINISHED if error is None else Outcome.FAILED
+    num_input_tokens = len(request.prompt_token_ids)
+    return RequestRecord(request.request_id, sent_s, ended_s, num_input_tokens, tuple(chunks), error, outcome)
 
 
 def _counters(stats: EngineStats) -> EngineCounters:

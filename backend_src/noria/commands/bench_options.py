@@ -16,6 +16,7 @@ from noria_bench.errors import BenchError
 from noria_bench.slo import PRESETS, parse_slo
 from noria_bench.workload_file import load_workload, parse_workload
 from noria_bench.workload_spec import WorkloadSpec
+from noria_client.cli import positive
 from noria_client.client import DEFAULT_MODEL, PROTOCOLS
 
 DEFAULT_OUTPUT = Path("bench-results")
@@ -84,8 +85,10 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "lengths such as exponential:128:512",
     )
     group.add_argument("--prompt-tokens", metavar="LAW", help="prompt lengths beside a law of output lengths")
-    group.add_argument("--num-requests", type=positive_int, metavar="N", help="instead of the workload's")
-    group.add_argument("--scale", type=positive, default=1.0, help="multiplies prompt and output lengths (default: 1)")
+    group.add_argument("--num-requests", type=positive(int), metavar="N", help="instead of the workload's")
+    group.add_argument(
+        "--scale", type=positive(float), default=1.0, help="multiplies prompt and output lengths (default: 1)"
+    )
     group.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of all that is drawn; repeats count up from it"
     )
@@ -93,9 +96,9 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--common-words", action="store_true", help="prompts of common words, without the served model's tokenizer"
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--concurrency", type=positive_int, metavar="N", help="a closed loop with N requests under way")
+    load.add_argument("--concurrency", type=positive(int), metavar="N", help="a closed loop with N requests under way")
     load.add_argument(
-        "--rate", type=positive, metavar="R", help="an open loop: R requests a second, as the workload says"
+        "--rate", type=positive(float), metavar="R", help="an open loop: R requests a second, as the workload says"
     )
     load.add_argument(
         "--slo", metavar="KEY=S,...", help=f"objectives, such as {PRESETS['cpu']}, or {', '.join(PRESETS)}"
@@ -103,15 +106,17 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--sweep", metavar="LOW:HIGH", help="find the highest rate between these that keeps --slo, for each mode"
     )
-    load.add_argument("--probe-seconds", type=positive, default=60.0, metavar="S", help="of each rate (default: 60)")
+    load.add_argument(
+        "--probe-seconds", type=positive(float), default=60.0, metavar="S", help="of each rate (default: 60)"
+    )
     load.add_argument(
         "--resolution",
-        type=positive,
+        type=positive(float),
         default=0.1,
         metavar="X",
         help="of the sweep: stop within this share (default: 0.1)",
     )
-    load.add_argument("--timeout", type=positive, metavar="S", help="the server ends a request after so long")
+    load.add_argument("--timeout", type=positive(float), metavar="S", help="the server ends a request after so long")
     load.add_argument("--protocol", choices=PROTOCOLS, default="grpc", help="default: grpc")
     compared = parser.add_argument_group("what is compared")
     compared.add_argument(
@@ -127,7 +132,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument(
         "--engine-alone", action="store_true", help="at the end, the in-flight engine without a server, too"
     )
-    compared.add_argument("--repeat", type=positive_int, default=1, metavar="N", help="each so often (default: 1)")
+    compared.add_argument("--repeat", type=positive(int), default=1, metavar="N", help="each so often (default: 1)")
     compared.add_argument(
         "--reload", action="store_true", help="one server that loads its model anew, rather than a server for each run"
     )
@@ -144,23 +149,6 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-records", action="store_true", help="keep the summaries only, not each token's time stamp"
     )
     result.add_argument("--replay", type=Path, metavar="RESULT", help="run what made this result again")
-
-
-def positive(text: str) -> float:
-    """An argparse type: a finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return number
-
-
-def positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
 
 
 def bench_options(args: argparse.Namespace) -> BenchOptions:
