@@ -1,15 +1,14 @@
 """Bad input on the real server: an error that names the field, and nothing else is lost."""
 
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from noria.serving.server import RunningServer
-from noria_bench.server_metrics import parse_metrics
 from support.raw_triton import RawStream, text_inputs
+from support.server_figures import figures
 
 PROMPT = "The capital of France is"
 GREEDY = {"max_tokens": 6, "temperature": 0}
@@ -93,7 +92,6 @@ def test_a_prompt_longer_than_the_pool_or_a_limit_is_refused_by_its_number(start
 
 def test_nothing_is_left_behind(any_mode: RunningServer) -> None:
     time.sleep(0.5)
-    with urllib.request.urlopen(f"http://{any_mode.metrics_address}/metrics", timeout=10) as response:
-        samples = {sample.name: sample.value for sample in parse_metrics(response.read().decode())}
-    for gauge in ("noria_num_requests_running", "noria_num_requests_waiting", "noria_kv_blocks_held"):
-        assert samples[gauge] == 0
+    values = figures(any_mode)
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_blocks_held"):
+        assert values[gauge] == 0

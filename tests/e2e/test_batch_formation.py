@@ -6,7 +6,6 @@ The numbers are set where a user sets them, in a copy of the pbtxt files.
 import re
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 
 from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
-from noria_bench.server_metrics import parse_metrics
 from support.raw_triton import RawStream, text_inputs
+from support.server_figures import figures
 from support.tiny_models import tiny_model_dir
 
 HOST = "127.0.0.1"
@@ -61,18 +60,12 @@ def run(server: RunningServer, lengths: list[int]) -> None:
         assert all(response.error is None for response in stream.all())
 
 
-def metrics(server: RunningServer) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10) as response:
-        samples = parse_metrics(response.read().decode())
-    return {sample.name.removeprefix("noria_"): sample.value for sample in samples if sample.name.startswith("noria_")}
-
-
 def settled_metrics(server: RunningServer) -> dict[str, float]:
     """Once its counters no longer change: it publishes four times a second. An idle engine's heartbeat never rests."""
-    before, now = {}, metrics(server)
+    before, now = {}, figures(server)
     while _counters(now) != _counters(before):
         time.sleep(0.6)
-        before, now = now, metrics(server)
+        before, now = now, figures(server)
     return now
 
 
@@ -93,7 +86,7 @@ def test_static_the_longest_of_four_holds_the_batch_and_a_third_of_the_slots_is_
 
 def test_in_flight_the_same_work_takes_no_padding_row(start_server: Serve) -> None:
     server = start_server("inflight", max_num_seqs=4)
-    before = metrics(server)
+    before = figures(server)
     run(server, [5, 10, 15, 40])
     after = settled_metrics(server)
     grown = {name: after[name] - before.get(name, 0) for name in after}

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,19 @@ import tritonclient.grpc as grpcclient
 
 from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
-from noria_bench.server_metrics import parse_metrics
 from support.raw_triton import RawInfer, RawStream, text_inputs
+from support.server_figures import figures
 
 PROMPT = "The capital of France is"
 LONG = {"max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 SHORT = {"max_tokens": 5, "temperature": 0}
 
 
-def gauge(server: RunningServer, name: str) -> float:
-    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10) as response:
-        samples = parse_metrics(response.read().decode())
-    return next(sample.value for sample in samples if sample.name == name)
-
-
 def wait_until_idle(server: RunningServer, timeout_s: float = 10.0) -> None:
     """Long before 2,000 tokens could have been generated."""
     deadline = time.monotonic() + timeout_s
-    names = ("noria_num_requests_running", "noria_num_requests_waiting", "noria_kv_blocks_held")
-    while values := {name: value for name in names if (value := gauge(server, name))}:
+    names = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
+    while values := {name: value for name, value in figures(server).items() if name in names and value}:
         assert time.monotonic() < deadline, f"still held: {values}"
         time.sleep(0.05)
 
@@ -67,7 +60,7 @@ def test_requests_that_wait_for_a_slot_can_leave_and_those_behind_them_are_serve
         stream.next()
     waiting = [RawStream(server.grpc_url, text_inputs(PROMPT, LONG, stream=True)) for _ in range(3)]
     time.sleep(0.5)
-    assert gauge(server, "noria_num_requests_waiting") == 3
+    assert figures(server)["num_requests_waiting"] == 3
     for stream in [*waiting, *running[:2]]:
         stream.cancel()
     assert "Paris" in answer(server)
@@ -83,7 +76,7 @@ def test_an_http_client_that_disconnects_frees_everything(any_mode: RunningServe
     body = {"text_input": PROMPT, "stream": True} | LONG
     connection.request("POST", "/v2/models/llm/generate_stream", json.dumps(body))
     time.sleep(2.0)
-    assert gauge(any_mode, "noria_kv_blocks_held") > 0
+    assert figures(any_mode)["kv_blocks_held"] > 0
     connection.close()
     wait_until_idle(any_mode)
 
@@ -127,7 +120,7 @@ def test_a_plain_infer_can_be_cancelled_time_out_and_be_unloaded(start_server: A
     client = grpcclient.InferenceServerClient(server.grpc_url)
     cancelled = RawInfer(server.grpc_url, text_inputs(PROMPT, LONG))
     time.sleep(1.5)
-    assert gauge(server, "noria_kv_blocks_held") > 0
+    assert figures(server)["kv_blocks_held"] > 0
     cancelled.cancel()
     wait_until_idle(server)
     late = RawInfer(server.grpc_url, text_inputs(PROMPT, LONG), timeout_us=1_000_000)

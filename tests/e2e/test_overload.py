@@ -8,7 +8,6 @@ import json
 import shutil
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -18,11 +17,11 @@ import pytest
 from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
 from noria.serving.sinks import MAX_BYTES_WITH_FINAL
-from noria_bench.server_metrics import parse_metrics
 from noria_client import errors
 from noria_client.client import Client
 from noria_client.errors import ServerError
 from support.raw_triton import RawResponse, RawStream, text_inputs
+from support.server_figures import figures
 from support.tiny_models import tiny_model_dir
 
 HOST = "127.0.0.1"
@@ -92,12 +91,6 @@ def tiny_pool(serve: Serve) -> RunningServer:
         max_num_batched_tokens=64,
         admission_headroom=0.0,
     )
-
-
-def figures(server: RunningServer) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10) as response:
-        samples = parse_metrics(response.read().decode())
-    return {sample.name.removeprefix("noria_"): sample.value for sample in samples if sample.name.startswith("noria_")}
 
 
 def wait_for(server: RunningServer, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:

@@ -21,6 +21,7 @@ PERIOD_S = 0.25
 # That wait to be observed, which takes 2 ms each: what comes faster is left out of the histograms, oldest first. The
 # counters miss nothing.
 MAX_ENDED = 4096
+# for the observations that are left at the end, when an unload waits for them
 LAST_S = 5.0
 
 

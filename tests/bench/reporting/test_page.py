@@ -119,6 +119,7 @@ def test_what_cannot_be_believed_stands_before_any_figure(page):
     }
 
 
+@pytest.mark.slow
 def test_a_result_without_fault_says_so(tmp_path):
     write_bench_result(tmp_path / "fine", modes=["inflight"], num_requests=8, lengths=(4, 8))
     text = html_report(load_sources([tmp_path / "fine"]), "Fine")
@@ -260,6 +261,7 @@ def test_what_was_not_written_down(sources):
     assert gist(replace(source.result, environment={"cpu": None}, runs=runs)) == "neighbours' load not recorded"
 
 
+@pytest.mark.slow
 def test_two_results_share_their_axes(tmp_path):
     for name, pace in (("before", 1.0), ("after", 0.8)):
         write_bench_result(tmp_path / name, num_requests=16, lengths=(4, 8, 32), pace=pace, num_repeats=2)
@@ -269,6 +271,7 @@ def test_two_results_share_their_axes(tmp_path):
     assert "before: static" in page.tables["Side by side: the workload's own arrivals"][0]
 
 
+@pytest.mark.slow
 def test_results_of_other_lengths_make_the_curve(tmp_path):
     for place, lengths in enumerate([(16,), (4, 8, 52)]):
         write_bench_result(tmp_path / f"cv{place}", num_requests=24, lengths=lengths, sha256=f"{place}" * 64)
@@ -288,6 +291,7 @@ def test_a_small_result_without_requests_still_has_a_page(tmp_path):
     Page(text)
 
 
+@pytest.mark.slow
 def test_labels_from_anywhere(tmp_path):
     result = write_bench_result(tmp_path / "r", modes=["static", "inflight"], num_requests=8, lengths=(4, 8))
     label = "$\\frac{1}{0}$ <b>\x00 \u202e 中文 " + "long " * 40
