@@ -25,6 +25,7 @@ LAWS = {
     "lognormal": f"lognormal:{MEAN}:1:{8 * MEAN}",
 }
 PROMPTS = "constant:32"
+INTERRUPTED = 130
 
 
 def main() -> int:
@@ -35,6 +36,8 @@ def main() -> int:
     parser.add_argument("--num-requests", default="32", metavar="N", help="of each run (default: 32)")
     args = parser.parse_args()
     if args.output.exists():
+        if not (args.output / "seed-mix" / "result.json").exists():
+            raise SystemExit(f"{args.output} exists, and is no earlier reference")
         shutil.rmtree(args.output)
     args.output.mkdir(parents=True)
     results = [args.output / "seed-mix"]
@@ -43,7 +46,10 @@ def main() -> int:
     for name, law in LAWS.items():
         results.append(args.output / name)
         lengths = [law, "--prompt-tokens", PROMPTS, "--num-requests", args.num_requests]
-        code |= noria(["bench", *lengths, "--modes", "static,inflight", "--output", str(results[-1])])
+        if code != INTERRUPTED:
+            code |= noria(["bench", *lengths, "--modes", "static,inflight", "--output", str(results[-1])])
+    if code == INTERRUPTED:
+        return code
     traces = args.output / "slots"
     noria(["trace", "--num-requests", "24", "--scale", "0.15", "--output", str(traces)])
     # where the report looks for it; the recordings themselves are large

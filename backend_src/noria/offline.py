@@ -9,13 +9,15 @@ from dataclasses import fields, replace
 from noria.config import EngineConfig
 from noria.engine.build import EngineParts, build_engine
 from noria.engine.outputs import EngineStats
+from noria.errors import NoriaError, Overloaded
 from noria.sampling_params import SamplingParams, sampling_params_from
 from noria.sequence import Request
 from noria_bench.engine_counters import EngineCounters
+from noria_bench.measurement import WARM_UP_PROMPT, WARM_UP_TOKENS
 from noria_bench.plain_run import plain_run
 from noria_bench.records import Chunk, Outcome, RequestRecord
 from noria_bench.results import Run
-from noria_bench.workload import Workload
+from noria_bench.workload import WorkItem, Workload
 
 MODE_NAME = "engine alone"
 
@@ -23,22 +25,29 @@ MODE_NAME = "engine alone"
 def run_offline(
     config: EngineConfig, workload: Workload, progress: Callable[[str], None]
 ) -> tuple[Run, list[RequestRecord]]:
-    """All items at once through the engine in this process, in the mode of `config`; due times are not looked at.
+    """All items at once through the engine in this process, in the mode of `config`, without due times and cancels.
 
     Raises ConfigError.
     """
     parts = build_engine(config, progress)
-    sampling = sampling_params_from(workload.sampling)
-    _run(parts, [_request(parts, config, 0, workload.items[0].prompt, replace(sampling, max_tokens=8))])
+    warm_up = replace(sampling_params_from(workload.sampling), max_tokens=WARM_UP_TOKENS)
+    _run(parts, [_request(parts, config, 0, WARM_UP_PROMPT, warm_up)])
     before = parts.engine.stats()
     requests = [
-        _request(parts, config, index, item.prompt, replace(sampling, max_tokens=item.max_tokens))
+        _request(parts, config, index, item.prompt, _sampling(workload, item))
         for index, item in enumerate(workload.items, start=1)
     ]
-    records = _run(parts, requests)
+    records = [
+        replace(record, index=index, request_class=item.request_class, is_warm_up=item.is_warm_up)
+        for index, (record, item) in enumerate(zip(_run(parts, requests), workload.items, strict=True))
+    ]
     parts.engine.close()
     counters = _counters(parts.engine.stats()) - _counters(before)
     return plain_run(MODE_NAME, records, counters), records
+
+
+def _sampling(workload: Workload, item: WorkItem) -> SamplingParams:
+    return replace(sampling_params_from({**workload.sampling, **item.sampling}), max_tokens=item.max_tokens)
 
 
 def _request(parts: EngineParts, config: EngineConfig, index: int, prompt: str, params: SamplingParams) -> Request:
@@ -53,7 +62,7 @@ def _request(parts: EngineParts, config: EngineConfig, index: int, prompt: str, 
 def _run(parts: EngineParts, requests: list[Request]) -> list[RequestRecord]:
     engine = parts.engine
     chunks: dict[int, list[Chunk]] = {request.request_id: [] for request in requests}
-    ended: dict[int, tuple[float, str | None]] = {}
+    ended: dict[int, tuple[float, NoriaError | None]] = {}
     sent_s = time.monotonic()
     for request in requests:
         engine.add(request)
@@ -64,14 +73,23 @@ def _run(parts: EngineParts, requests: list[Request]) -> list[RequestRecord]:
             if output.tokens:
                 chunks[output.request_id].append(Chunk(now, len(output.tokens)))
             if output.finish_reason is not None:
-                ended[output.request_id] = (now, str(output.error) if output.error else None)
+                ended[output.request_id] = (now, output.error)
     return [_record(request, sent_s, chunks[request.request_id], *ended[request.request_id]) for request in requests]
 
 
-def _record(request: Request, sent_s: float, chunks: list[Chunk], ended_s: float, error: str | None) -> RequestRecord:
-    outcome = Outcome.FINISHED if error is None else Outcome.FAILED
-    num_input_tokens = len(request.prompt_token_ids)
-    return RequestRecord(request.request_id, sent_s, ended_s, num_input_tokens, tuple(chunks), error, outcome)
+def _record(
+    request: Request, sent_s: float, chunks: list[Chunk], ended_s: float, error: NoriaError | None
+) -> RequestRecord:
+    outcome = Outcome.REJECTED if isinstance(error, Overloaded) else Outcome.FAILED
+    return RequestRecord(
+        index=request.request_id,
+        sent_s=sent_s,
+        ended_s=ended_s,
+        num_input_tokens=len(request.prompt_token_ids),
+        chunks=tuple(chunks),
+        error=None if error is None else str(error),
+        outcome=Outcome.FINISHED if error is None else outcome,
+    )
 
 
 def _counters(stats: EngineStats) -> EngineCounters:

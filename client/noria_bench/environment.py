@@ -100,10 +100,14 @@ def _version(name: str) -> str | None:
 
 def _revision(folder: Path) -> dict[str, Any]:
     """Of a checkout; empty for an installed package."""
-    revision = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
-    if not revision:
+    git = ["git", "-C", str(folder)]
+    # an environment in somebody's checkout is not ours
+    if not _output([*git, "ls-files", Path(__file__).name]):
         return {}
-    return {"revision": revision, "is_modified": bool(_output(["git", "-C", str(folder), "status", "--porcelain"]))}
+    top = Path(_output([*git, "rev-parse", "--show-toplevel"]))
+    sources = [str(top / name) for name in ("backend_src", "client", "model_repository")]
+    is_modified = bool(_output([*git, "status", "--porcelain", "--", *sources]))
+    return {"revision": _output([*git, "rev-parse", "HEAD"]), "is_modified": is_modified}
 
 
 def _output(command: Sequence[str]) -> str:

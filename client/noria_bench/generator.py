@@ -25,7 +25,7 @@ import numpy as np
 
 from noria_bench.generator_health import LoopMonitor
 from noria_bench.load import LoadRun, run_load
-from noria_bench.records import RequestRecord
+from noria_bench.records import Outcome, RequestRecord
 from noria_bench.workload import RequestClass, WorkItem, Workload
 from noria_client.client import AsyncClient
 
@@ -99,7 +99,9 @@ async def generate(job: Job, records_file: IO[str], out: IO[str]) -> None:
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
-            is_complete = len(run.records) == run.num_requests
+            is_complete = len(run.records) == run.num_requests and not any(
+                record.outcome is Outcome.ABORTED for record in run.records
+            )
             with contextlib.suppress(BrokenPipeError):
                 _print(out, {"progress": asdict(_progress(run))})
                 _print(out, {"health": asdict(monitor.health(run.records)), "is_complete": is_complete})

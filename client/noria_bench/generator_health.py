@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 
@@ -31,8 +32,17 @@ class LoopMonitor:
         """Runs until it is cancelled."""
         while True:
             asked_s = time.monotonic()
-            await asyncio.sleep(PROBE_S)
-            self._lags_s.append(time.monotonic() - asked_s - PROBE_S)
+            try:
+                await asyncio.sleep(PROBE_S)
+            finally:
+                self._note(time.monotonic() - asked_s - PROBE_S)
+
+    def _note(self, lag_s: float) -> None:
+        """A long stall delays whatever falls into it, each thing by what is left of it, and counts accordingly."""
+        self._lags_s.append(max(0.0, lag_s))
+        while lag_s > PROBE_S:
+            lag_s -= PROBE_S
+            self._lags_s.append(lag_s)
 
     def health(self, records: Sequence[RequestRecord]) -> GeneratorHealth:
         """Of the time since this was made. records: of the requests that were sent meanwhile."""
@@ -43,7 +53,14 @@ class LoopMonitor:
         lag_s = _percentile(self._lags_s, 99) or 0.0
         lateness_s = [record.lateness_s for record in records if record.lateness_s is not None]
         late_p99_s, late_max_s = _percentile(lateness_s, 99), _percentile(lateness_s, 100)
-        return GeneratorHealth(late_p99_s, late_max_s, lag_s, cpu_share, tuple(_problems(late_p99_s, lag_s, cpu_share)))
+        return GeneratorHealth(
+            late_p99_s,
+            late_max_s,
+            lag_s,
+            cpu_share,
+            os.getpriority(os.PRIO_PROCESS, 0),
+            tuple(_problems(late_p99_s, lag_s, cpu_share)),
+        )
 
 
 def _problems(lateness_s: float | None, lag_s: float, cpu_share: float) -> list[str]:

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from noria_bench.records import RequestRecord
 from noria_bench.results import GeneratorHealth
 
 STOP_S = 20.0
-UNKNOWN_HEALTH = GeneratorHealth(None, None, 0.0, 0.0, ("the load generator did not come to its end",))
 
 
 @dataclass(frozen=True)
 class Generated:
-    """records: in the workload's order. is_interrupted: not every request was sent and came to its outcome."""
+    """records: in the workload's order. is_interrupted: by Ctrl-C."""
 
     records: list[RequestRecord]
     health: GeneratorHealth
@@ -52,10 +51,17 @@ def run_generator(job: Job, on_progress: Callable[[Progress], None]) -> Generate
         records = _read(records_path)
         if not is_interrupted and process.returncode != 0 and not records:
             raise BenchError(f"the load generator failed: {_last_line(errors)}")
-        if "health" not in last:
-            return Generated(records, UNKNOWN_HEALTH, True)
-        health = GeneratorHealth(**last["health"] | {"problems": tuple(last["health"]["problems"])})
-        return Generated(records, health, is_interrupted or not last["is_complete"])
+        health = _health(last)
+        if not is_interrupted and (process.returncode != 0 or not last.get("is_complete", False)):
+            reason = f"the load generator ended early, with code {process.returncode}: {_last_line(errors)}"
+            health = replace(health, problems=(*health.problems, reason))
+        return Generated(records, health, is_interrupted)
+
+
+def _health(last: Mapping[str, Any]) -> GeneratorHealth:
+    if "health" not in last:
+        return GeneratorHealth(None, None, 0.0, 0.0)
+    return GeneratorHealth(**last["health"] | {"problems": tuple(last["health"]["problems"])})
 
 
 def _follow(process: subprocess.Popen[str], on_progress: Callable[[Progress], None]) -> tuple[dict[str, Any], bool]:
@@ -74,8 +80,9 @@ def _follow(process: subprocess.Popen[str], on_progress: Callable[[Progress], No
                 if "progress" in last:
                     on_progress(Progress(**last["progress"]))
             except KeyboardInterrupt:
+                # once it keeps what was measured; twice somebody does not want to wait for that
+                process.send_signal(signal.SIGKILL if is_interrupted else signal.SIGINT)
                 is_interrupted = True
-                process.send_signal(signal.SIGINT)
     finally:
         if process.poll() is None:
             process.kill()

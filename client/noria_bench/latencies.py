@@ -2,7 +2,8 @@
 
 ttft: from send to the first piece of the answer. e2e: to the last one. tpot: (e2e - ttft) / (output tokens - 1), per
 request. gaps: between one piece and the next; pooled over requests they are `icl`, the inter-chunk latency of aiperf
-(ITL of vLLM's `bench serve`); `max_gap` is the longest of one request. All are None or empty where there are none.
+(ITL of vLLM's `bench serve`); `max_gap` is the longest of one request. All are None or empty where there are none; an
+answer that comes in one piece has no tpot.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def e2e(sent_s: float, times_s: Sequence[float]) -> float | None:
 
 
 def tpot(times_s: Sequence[float], num_output_tokens: int) -> float | None:
-    return (times_s[-1] - times_s[0]) / (num_output_tokens - 1) if num_output_tokens > 1 else None
+    if num_output_tokens < 2 or len(times_s) < 2:
+        return None
+    return (times_s[-1] - times_s[0]) / (num_output_tokens - 1)
 
 
 def gaps(times_s: Sequence[float]) -> list[float]:

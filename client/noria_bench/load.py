@@ -18,6 +18,8 @@ from noria_bench.workload import WorkItem, Workload
 from noria_client.client import AsyncClient
 from noria_client.errors import ServerError
 
+# to make the task of one request
+MAKING_S = 1e-5
 ABORTED = "the measurement ended before the request did"
 
 
@@ -69,8 +71,9 @@ async def run_load(
             "concurrency is for a closed loop: the items of this workload have times at which they are due"
         )
     sender = _Sender(client, workload.sampling, run, timeout_s)
-    start_s = time.monotonic()
     pending = iter(enumerate(workload.items))
+    # the tasks begin when this one waits, by when making them has taken its time
+    start_s = time.monotonic() + MAKING_S * len(workload.items)
     num_workers = len(workload.items) if concurrency is None else min(concurrency, len(workload.items))
     if concurrency is None:
         workers = [asyncio.create_task(sender.send_when_due(index, item, start_s)) for index, item in pending]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -80,20 +80,44 @@ def measure(urls: ServerUrls, plan: RunPlan, console: Console) -> MeasuredRun:
     num_busy_before = busy_cores()
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     recorder = SeriesRecorder(urls.metrics, plan.model)
+    workload = _with_salt(plan.workload, f"{plan.name} {started_at}") if _is_noria(before) else plan.workload
     with RunDisplay(plan.name, console) as display, recorder:
 
         def show(progress: Progress) -> None:
             display.show(progress, recorder.last)
 
-        job = Job(urls.of(plan.protocol), plan.protocol, plan.model, plan.workload, plan.concurrency, plan.timeout_s)
+        job = Job(urls.of(plan.protocol), plan.protocol, plan.model, workload, plan.concurrency, plan.timeout_s)
         generated = run_generator(job, show)
-    after = _scrape(urls, plan.model, console)
-    environment = {"busy_cores_before": num_busy_before, "busy_cores_after": busy_cores()} | facts
+    environment = {"busy_cores_before": num_busy_before} | facts
+    after: Exposition | None = None
+    try:
+        after = _scrape(urls, plan.model, console)
+        environment["busy_cores_after"] = busy_cores()
+    except KeyboardInterrupt:
+        # what was measured is kept
+        generated = replace(generated, is_interrupted=True)
     return MeasuredRun(
-        _run(plan, started_at, generated, before, after, recorder.points, environment),
+        _run(plan, started_at, generated, before, after, _during(recorder.points, generated.records), environment),
         generated.records,
         recorder.points,
     )
+
+
+def _with_salt(workload: Workload, salt: str) -> Workload:
+    """No run finds in the prefix cache what another has left there. Within the run, prefixes are shared as ever."""
+    return replace(workload, sampling={"cache_salt": salt, **workload.sampling})
+
+
+def _is_noria(exposition: Exposition | None) -> bool:
+    return exposition is not None and exposition.has("noria_steps_total")
+
+
+def _during(series: list[SeriesPoint], records: list[RequestRecord]) -> list[SeriesPoint]:
+    """Without the time in which the generator started."""
+    if not records:
+        return series
+    begin_s, end_s = min(record.sent_s for record in records), max(record.ended_s for record in records)
+    return [point for point in series if begin_s <= point.time_s <= end_s]
 
 
 def _warm_up(urls: ServerUrls, plan: RunPlan) -> None:
@@ -124,7 +148,7 @@ def _run(
     summed, classes = summarise_requests(generated.records, plan.objectives)
     server: ServerSummary | None = None
     found: tuple[str, ...] = ()
-    if before is not None and after is not None and after.has("noria_steps_total"):
+    if before is not None and after is not None and _is_noria(after):
         server, found = _server_side(generated.records, before, after, series)
     return Run(
         name=plan.name,
@@ -138,6 +162,7 @@ def _run(
         generator=generated.health,
         engine=plan.engine,
         environment=environment,
+        workload_sha256=plan.workload.digest(),
         mismatches=found,
         is_interrupted=generated.is_interrupted,
     )

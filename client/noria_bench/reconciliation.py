@@ -14,7 +14,8 @@ def mismatches(records: Sequence[RequestRecord], grown: EngineCounters) -> tuple
 
     records: of all requests that were sent between the two scrapes, each with one answer. A request that the client
     left may have ended by itself just before; what was broken off may have drawn more tokens than the client saw;
-    and what Triton's own queue refuses never reaches the engine. Nothing else may differ.
+    and what Triton's own queue refuses never reaches the engine; a client that runs out of time itself cancels. Nothing
+    else may differ.
     """
     num = {outcome: sum(record.outcome is outcome for record in records) for outcome in Outcome}
     num_finished, num_left = num[Outcome.FINISHED], num[Outcome.CANCELLED] + num[Outcome.ABORTED]
@@ -22,7 +23,7 @@ def mismatches(records: Sequence[RequestRecord], grown: EngineCounters) -> tuple
     # what, the least and the most that the server may have counted, what it counted, its counter
     rows = [
         ("finished", num_finished, num_finished + num_left, grown.requests_finished, "requests_finished"),
-        ("cancelled", 0, num_left, grown.requests_cancelled, "requests_cancelled"),
+        ("cancelled", 0, num_left + num[Outcome.EXPIRED], grown.requests_cancelled, "requests_cancelled"),
         ("rejected", 0, num[Outcome.REJECTED], grown.requests_rejected, "requests_rejected"),
         ("expired", 0, num[Outcome.EXPIRED], grown.requests_expired, "requests_expired"),
     ]

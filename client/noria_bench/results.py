@@ -46,13 +46,15 @@ class GeneratorHealth:
     """Whether the load generator kept up; times in seconds.
 
     lateness: of sends behind their due time. loop_lag: of its event loop's timer behind its own. cpu_share: of one core
-    that its process took. problems: why the run must not be believed; empty when it may.
+    that its process took. niceness: its priority, as `nice` counts. problems: why the run must not be believed; empty
+    when it may.
     """
 
     lateness_p99_s: float | None
     lateness_max_s: float | None
     loop_lag_p99_s: float
     cpu_share: float
+    niceness: int = 0
     problems: tuple[str, ...] = ()
 
 
@@ -65,7 +67,8 @@ class Run:
     rate: requests a second of an open loop; concurrency: of a closed one; both None where all come at once, or as in a
     trace.
     engine: the configuration as loaded. environment: of this run, such as the neighbours' load.
-    mismatches: where the client's ledger and the server's counters disagree.
+    workload_sha256: of all that was sent, and when. mismatches: where the client's ledger and the server's counters
+    disagree.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Run:
     generator: GeneratorHealth
     engine: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    workload_sha256: str = ""
     mismatches: tuple[str, ...] = ()
     is_interrupted: bool = False
 
@@ -106,7 +110,8 @@ class Run:
 class Capacity:
     """What a sweep found for one label: the highest rate that keeps the SLO, in requests a second.
 
-    rate: None when not even the lowest rate tried keeps it. low, high: bounds of a 95 % interval. is_bounded: whether a
+    slo: as text, of each class. rate: None when the lowest rate tried broke it in some repeat. low, high: bounds of a
+    95 % interval over the repeats; of a single one, the rates between which it breaks. is_bounded: whether a
     rate was found that breaks the SLO; otherwise the capacity is at least `rate`. broken_by: the objective that breaks
     first above it.
     """
@@ -119,6 +124,7 @@ class Capacity:
     is_bounded: bool
     broken_by: str | None
     num_runs: int
+    num_repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +200,11 @@ def series_path(folder: Path, run_name: str) -> Path:
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     # no name and no time in the archive's head: equal lines give equal files
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
         for line in lines:
             file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+    temporary.replace(path)
 
 
 def read_records(folder: Path, run_name: str) -> list[RequestRecord]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import urllib.error
-import urllib.request
 from typing import Any
 
+from noria_bench.server_metrics import direct_opener
 from noria_client.errors import UNAVAILABLE, ServerError
 
 # tensors are the contract's, the same everywhere
@@ -26,7 +26,7 @@ def server_facts(http_url: str, model: str) -> dict[str, Any]:
 
 def _get(address: str) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(address, timeout=10) as response:
+        with direct_opener().open(address, timeout=10) as response:
             return dict(json.loads(response.read()))
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise ServerError(f"{address}: {error}", UNAVAILABLE) from None

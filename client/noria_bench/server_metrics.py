@@ -17,10 +17,16 @@ from noria_bench.engine_counters import EngineCounters, metric_name
 from noria_bench.histogram import Histogram
 from noria_client.errors import INTERNAL, UNAVAILABLE, ServerError
 
+HEARTBEAT = "noria_heartbeat_timestamp_seconds"
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\["\\n])*)"\s*(,|$)')
 _SAMPLE = re.compile(rf'({_NAME})\s*(?:\{{((?:[^"}}]|"(?:[^"\\\n]|\\["\\n])*")*)\}})?\s*([^\s{{}}]+)(?:\s+(-?\d+))?\s*')
 _ESCAPED = re.compile(r'\\(["\\n])')
+
+
+def direct_opener() -> urllib.request.OpenerDirector:
+    """A proxy that the environment names is not for the server under measurement."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,11 @@ class Exposition:
     def counters(self) -> EngineCounters:
         return EngineCounters(**{f.name: self.value(metric_name(f.name)) for f in fields(EngineCounters)})
 
+    def counts(self) -> list[Sample]:
+        """All that only grows: the engine's counters and histograms."""
+        endings = ("_total", "_bucket", "_sum", "_count")
+        return [one for one in self.samples if one.name.startswith("noria_") and one.name.endswith(endings)]
+
     def histogram(self, name: str) -> Histogram:
         counts: dict[float, float] = {}
         for sample in self.samples:
@@ -93,7 +104,7 @@ def scrape(metrics_url: str, model: str) -> Exposition:
     answer that can be read."""
     address = f"http://{metrics_url.removeprefix('http://').rstrip('/').removesuffix('/metrics')}/metrics"
     try:
-        with urllib.request.urlopen(address, timeout=10) as response:
+        with direct_opener().open(address, timeout=10) as response:
             return exposition(response.read().decode(), model)
     except (urllib.error.URLError, OSError) as error:
         raise ServerError(f"{address}: {error}", UNAVAILABLE) from None
@@ -102,12 +113,15 @@ def scrape(metrics_url: str, model: str) -> Exposition:
 
 
 def scrape_settled(metrics_url: str, model: str, interval_s: float = 0.3, timeout_s: float = 5.0) -> Exposition:
-    """Of an idle engine. It publishes in batches, so its counters are read until they stand still."""
+    """Of an idle engine. It publishes in batches, so they are read until what is published is newer than this call, and
+    stands still."""
+    asked_at = time.time()
     now = scrape(metrics_url, model)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         time.sleep(interval_s)
         earlier, now = now, scrape(metrics_url, model)
-        if now.counters() == earlier.counters():
+        is_fresh = not now.has(HEARTBEAT) or now.value(HEARTBEAT) > asked_at
+        if is_fresh and now.counts() == earlier.counts():
             break
     return now

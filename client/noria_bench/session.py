@@ -5,6 +5,7 @@ Knows the order, and keeps each run as soon as it is there; how a server is star
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -57,8 +58,10 @@ class ResultFolder:
     def discard_if_empty(self) -> None:
         """Nothing was measured: leave no result that looks as if."""
         if not self._result.runs:
-            (self._folder / FILE).unlink()
-            self._folder.rmdir()
+            (self._folder / FILE).unlink(missing_ok=True)
+            # what an interrupt left in it is for somebody to look at
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
 
     def _write(self, result: Result) -> None:
         self._result = result

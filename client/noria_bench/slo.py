@@ -73,9 +73,10 @@ class Slo:
             limits[f"{latency}_s"] = min(limit, limits.get(f"{latency}_s", math.inf))
         return Objectives(**limits)
 
-    def per_request(self) -> Objectives:
-        """`objectives`, without what is of all requests together."""
-        return Slo({key: s for key, s in self.limits_s.items() if key.rpartition("_")[0] in PER_REQUEST}).objectives()
+    def per_request(self) -> Objectives | None:
+        """`objectives`, without what is of all requests together; None where nothing is left."""
+        limits_s = {key: s for key, s in self.limits_s.items() if key.rpartition("_")[0] in PER_REQUEST}
+        return Slo(limits_s).objectives() if limits_s else None
 
     def __str__(self) -> str:
         return ",".join(f"{key}={limit:g}" for key, limit in self.limits_s.items())

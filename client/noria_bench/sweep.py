@@ -13,13 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from noria_bench.errors import BenchError
-from noria_bench.records import RequestRecord
+from noria_bench.records import Outcome, RequestRecord
+from noria_bench.reporting.intervals import t_975
 from noria_bench.results import Capacity, Run
-from noria_bench.slo import Slo, latency_figure
-
-# two-sided 95 % of Student's t, by degrees of freedom; beyond the last the normal law's
-_T95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_Z95 = 1.96
+from noria_bench.slo import STATISTICS, Slo, latency_figure
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,23 @@ class Bracket:
     num_probes: int
 
 
-def probe_of(rate: float, slo: Slo, run: Run, records: Sequence[RequestRecord]) -> Probe:
-    """Raises BenchError where the SLO asks for a queue time that the server does not tell."""
-    measured = [record for record in records if not record.is_warm_up]
-    key, excess = slo.worst({key: _figure(key, run, measured) for key in slo.limits_s})
+def probe_of(rate: float, slos: Mapping[str, Slo], run: Run, records: Sequence[RequestRecord]) -> Probe:
+    """The class that keeps its objectives worst decides. slos: by request class; a class without one is not judged.
+
+    Requests that the workload cancels on purpose are not judged either. Raises BenchError where an SLO asks for a queue
+    time that the server does not tell.
+    """
+    worst = [
+        slo.worst({key: _figure(key, run, judged) for key in slo.limits_s})
+        for name, slo in slos.items()
+        if (judged := [record for record in records if record.request_class == name and _is_judged(record)])
+    ]
+    key, excess = max(worst, key=lambda pair: pair[1], default=("", 0.0))
     return Probe(rate, key, excess)
+
+
+def _is_judged(record: RequestRecord) -> bool:
+    return not record.is_warm_up and record.outcome is not Outcome.CANCELLED
 
 
 def _figure(key: str, run: Run, records: Sequence[RequestRecord]) -> float:
@@ -62,6 +71,10 @@ def _figure(key: str, run: Run, records: Sequence[RequestRecord]) -> float:
         raise BenchError(
             f"--slo: {key} cannot be had: the server tells p50, p95 and p99 through its metrics, or nothing"
         )
+    num_unfinished = sum(not record.has_succeeded for record in records)
+    if num_unfinished > len(records) * (1 - float(STATISTICS[statistic] or 100) / 100):
+        # the server's histogram knows nothing of those that never ran
+        return math.inf
     return float(getattr(queue_s, names[statistic]))
 
 
@@ -89,7 +102,7 @@ def find_bracket(try_rate: Callable[[float], Probe], low: float, high: float, re
     return Bracket(kept, broken.rate if broken else None, broken.worst_key if broken else None, num_probes)
 
 
-def capacity_of(label: str, slo: Slo, brackets: Sequence[Bracket]) -> Capacity:
+def capacity_of(label: str, slo: str, brackets: Sequence[Bracket]) -> Capacity:
     """Of the brackets of all repeats: the mean of the kept rates' logarithms, with Student's interval, and no narrower
     than the brackets themselves. One repeat alone has no interval but its bracket."""
     keys = [bracket.broken_by for bracket in brackets if bracket.broken_by is not None]
@@ -98,16 +111,12 @@ def capacity_of(label: str, slo: Slo, brackets: Sequence[Bracket]) -> Capacity:
     kept = [bracket.kept for bracket in brackets if bracket.kept is not None]
     is_bounded = bool(brackets) and all(bracket.broken is not None for bracket in brackets)
     if not kept or len(kept) < len(brackets):
-        return Capacity(label, str(slo), None, None, None, is_bounded, broken_by, num_runs)
+        return Capacity(label, slo, None, None, None, is_bounded, broken_by, num_runs, len(brackets))
     logs = np.log(kept)
     mean = float(np.mean(logs))
-    margin = _t95(len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    margin = t_975(len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
     step = max(
         (math.log(b.broken / b.kept) for b in brackets if b.broken is not None and b.kept is not None), default=0.0
     )
     low, high = math.exp(mean - margin), math.exp(mean + max(margin, step)) if is_bounded else None
-    return Capacity(label, str(slo), math.exp(mean), low, high, is_bounded, broken_by, num_runs)
-
-
-def _t95(num_degrees: int) -> float:
-    return _T95[num_degrees - 1] if num_degrees <= len(_T95) else _Z95
+    return Capacity(label, slo, math.exp(mean), low, high, is_bounded, broken_by, num_runs, len(brackets))

@@ -137,8 +137,10 @@ def _read_azure(path: Path) -> Iterator[TraceRow]:
 
 def _time(source: str, text: str) -> datetime:
     # datetime reads six digits of a second's fraction, the traces have seven
-    whole, _, fraction = text.partition(".")
+    whole, point, fraction = text.partition(".")
     try:
+        if not point:
+            return datetime.fromisoformat(whole)
         return datetime.fromisoformat(f"{whole}.{(fraction or '0')[:6]:0<6}")
     except ValueError:
         raise BenchError(f"{source}: {_TIME} must be like 2023-11-16 18:15:46.680590, not {text!r:.100}") from None

@@ -41,7 +41,7 @@ DEFAULT_PROMPT_TOKENS = "lognormal:128:0.8:2048"
 _WORKLOAD_SUFFIXES = (".json", ".yaml", ".yml")
 _TRACE_SUFFIXES = (".csv", ".jsonl")
 # said elsewhere in a file, or by the load generator
-_NOT_SAMPLING = ("max_tokens", "priority", "user", "cache_salt", "timeout_s", "stream")
+_NOT_SAMPLING = ("prompt", "n", "max_tokens", "priority", "user", "cache_salt", "timeout_s", "stream")
 
 
 def load_workload(name: str, prompt_tokens: str | None = None) -> WorkloadSpec:

@@ -119,6 +119,34 @@ def test_a_loop_that_is_held_up_makes_a_run_invalid():
     assert "time stamps may be more than" in health.problems[0]
 
 
+def test_a_long_stall_counts_for_all_that_falls_into_it():
+    """It was one late sample among many good ones, and the run was valid."""
+    monitor = LoopMonitor()
+    for _ in range(1000):
+        monitor._note(0.0005)
+    assert monitor.health([]).problems == ()
+    monitor._note(2.0)
+    assert "time stamps may be more than" in monitor.health([]).problems[0]
+
+
+def test_a_generator_that_is_killed_makes_a_run_invalid(echo_server):
+    """All that was under way had become records, and it passed for complete."""
+    killed: list[int] = []
+
+    def kill(_: Progress) -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
+        for pid in map(int, children):
+            if pid not in killed and b"noria_bench.generator" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                killed.append(pid)
+                os.kill(pid, signal.SIGTERM)
+
+    generated = run_generator(job_of(echo_server, WorkItem("!endless", 1, 10**6)), kill)
+    assert killed
+    assert not generated.is_interrupted
+    assert [record.outcome for record in generated.records] == [Outcome.ABORTED]
+    assert "the load generator ended early, with code 130" in generated.health.problems[-1]
+
+
 def test_progress_line():
     progress = Progress(num_requests=4, num_sent=3, num_ended=1, num_errors=1, num_tokens=50, ttft_p95_s=1.25)
     point = SeriesPoint(0.0, num_running=1, num_waiting=0, kv_usage=0.4, generation_tokens=50)

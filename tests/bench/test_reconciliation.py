@@ -53,7 +53,7 @@ def test_agreement():
     [
         ({"requests_finished": 1}, "finished requests: 2 to 3 by the client, 1 by noria_requests_finished_total"),
         ({"requests_finished": 4}, "finished requests: 2 to 3 by the client, 4 by noria_requests_finished_total"),
-        ({"requests_cancelled": 2}, "cancelled requests: 0 to 1 by the client, 2 by noria_requests_cancelled_total"),
+        ({"requests_cancelled": 3}, "cancelled requests: 0 to 2 by the client, 3 by noria_requests_cancelled_total"),
         ({"requests_cancelled": 0}, "finished or cancelled: 3 by the client, 2 by the server"),
         ({"requests_rejected": 2}, "rejected requests: 0 to 1 by the client, 2 by noria_requests_rejected_total"),
         ({"requests_expired": 5}, "expired requests: 0 to 1 by the client, 5 by noria_requests_expired_total"),

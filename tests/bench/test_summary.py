@@ -56,6 +56,8 @@ def test_tpot_is_per_token_where_a_chunk_brings_several():
     record = RequestRecord(0, 10.0, 12.0, 3, (Chunk(11.0, 1), Chunk(12.0, 4)))
     assert record.tpot_s == pytest.approx(0.25)
     assert record.gaps_s == [1.0]
+    # in one piece there is no time between tokens; it was 0
+    assert RequestRecord(0, 10.0, 12.0, 3, (Chunk(12.0, 5),)).tpot_s is None
 
 
 def test_failures_stand_in_goodputs_denominator_and_intended_cancels_do_not():
@@ -140,7 +142,7 @@ def result_of(*runs):
 def run_of(records):
     summed, classes = summarise_requests(records, {"default": Objectives(ttft_s=2.0)})
     server = summarise_server(EngineCounters(steps=2, slot_steps=8, useful_slot_steps=4), Distribution(1, 2, 3), [0.5])
-    health = GeneratorHealth(0.1, 0.2, 0.01, 0.3, ("late",))
+    health = GeneratorHealth(0.1, 0.2, 0.01, 0.3, 0, ("late",))
     return Run(
         "inflight-0", "inflight", 0, 1, 0.5, None, "now", Summary(summed, classes, server), health, mismatches=("x",)
     )

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -29,7 +29,7 @@ from noria_bench.records import Outcome
 from noria_bench.reporting.terminal import comparison_table
 from noria_bench.results import FILE, Capacity, Result, Run, read_result
 from noria_bench.session import ResultFolder, Variant, measure_into, run_session, turns
-from noria_bench.slo import Objectives, Slo, parse_slo
+from noria_bench.slo import Slo, parse_slo
 from noria_bench.sweep import Bracket, Probe, capacity_of, find_bracket, probe_of
 from noria_bench.workload import Workload
 from noria_bench.workload_build import build_workload
@@ -59,21 +59,34 @@ def _run_bench(args: argparse.Namespace) -> int:
     earlier = None if args.replay is None else read_result(args.replay)
     options = bench_options(args) if earlier is None else BenchOptions.from_json(earlier.arguments["bench"])
     if earlier is not None:
-        args.engine = list(earlier.arguments["engine"])
+        _refuse_beside_replay(args)
+        args.engine, args.model = list(earlier.arguments["engine"]), earlier.arguments["model"]
+        args.repository = None if earlier.arguments["repository"] is None else Path(earlier.arguments["repository"])
     common = server_options(args)
-    return _Session(options, common, args.engine, args.output).run(earlier)
+    chosen = {"engine": args.engine, "model": args.model, "repository": args.repository and str(args.repository)}
+    return _Session(options, common, chosen, args.output).run(earlier)
+
+
+def _refuse_beside_replay(args: argparse.Namespace) -> None:
+    """They would be ignored, silently."""
+    parser = argparse.ArgumentParser()
+    add_bench_arguments(parser)
+    add_engine_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in ("replay", "output") and getattr(args, name) != default:
+            raise BenchError(f"--replay runs what the result says: leave out {name.replace('_', '-')}")
 
 
 def run_bench(options: BenchOptions, common: ServerOptions) -> int:
     """As the command would, into the default directory. The exit code."""
-    return _Session(options, common, engine_arguments=(), output=None).run()
+    return _Session(options, common, chosen={"engine": [], "model": None, "repository": None}, output=None).run()
 
 
 class _Session:
     """One `noria bench` from its arguments to its result."""
 
     def __init__(
-        self, options: BenchOptions, common: ServerOptions, engine_arguments: Sequence[str], output: Path | None
+        self, options: BenchOptions, common: ServerOptions, chosen: Mapping[str, Any], output: Path | None
     ) -> None:
         self.console = Console(stderr=True)
         self._options = options
@@ -81,12 +94,11 @@ class _Session:
         self._spec = options.spec()
         if options.concurrency is not None:
             self._spec = replace(self._spec, arrivals=Arrivals(), duration_s=None)
-        self._slo = None if options.slo is None else parse_slo(options.slo)
         self._tokenizer = self._load_tokenizer()
         first = self._workload(options.seed, options.rate)
-        self._objectives = _objectives(first, self._slo)
+        self._slos = _slos(first, None if options.slo is None else parse_slo(options.slo))
         self._path = _new_folder(output)
-        self.folder = ResultFolder(self._path, self._result(first, engine_arguments), options.keeps_records)
+        self.folder = ResultFolder(self._path, self._result(first, chosen), options.keeps_records)
 
     def run(self, earlier: Result | None = None) -> int:
         """Exit code: 0, 1 where a run cannot be trusted or requests failed, 130 after Ctrl-C.
@@ -122,7 +134,9 @@ class _Session:
             self.console.print(written, highlight=False, markup=False, soft_wrap=True)
         if not is_complete:
             return INTERRUPTED
-        return 1 if any(not run.is_valid or run.mismatches or _num_failed(run) for run in runs) else 0
+        # a sweep tries again where its generator did not keep up
+        is_invalid = any(not run.is_valid for run in runs) and not self._options.sweep
+        return 1 if is_invalid or any(run.mismatches or _num_failed(run) for run in runs) else 0
 
     def _load_tokenizer(self) -> TextTokenizer | None:
         """Of the model that is served; of a running server's nothing is known."""
@@ -142,7 +156,7 @@ class _Session:
             tokenizer=self._tokenizer,
         )
 
-    def _result(self, workload: Workload, engine_arguments: Sequence[str]) -> Result:
+    def _result(self, workload: Workload, chosen: Mapping[str, Any]) -> Result:
         options = self._options
         about = {
             "source": options.workload_source,
@@ -157,7 +171,7 @@ class _Session:
         return Result(
             command=["noria", *sys.argv[1:]],
             created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            arguments={"bench": options.to_json(), "engine": list(engine_arguments)},
+            arguments={"bench": options.to_json(), **chosen},
             workload=about,
             slo={name: text for name, text in slo.items() if text is not None},
             environment=environment,
@@ -188,7 +202,7 @@ class _Session:
             rate=rate,
             concurrency=options.concurrency,
             timeout_s=options.timeout_s,
-            objectives=self._objectives,
+            objectives={name: own for name, slo in self._slos.items() if (own := slo.per_request()) is not None},
             protocol=options.protocol,
             model=options.model,
             engine=variant.engine,
@@ -211,23 +225,25 @@ class _Session:
 
     def _sweep(self, variants: Sequence[Variant]) -> bool:
         assert self._options.sweep is not None
-        assert self._slo is not None
         low, high = self._options.sweep
         brackets: dict[str, list[Bracket]] = {variant.label: [] for variant in variants}
         try:
             for repeat, variant in turns(variants, self._options.num_repeats):
                 with variant.start() as urls:
-                    try_rate = self._prober(urls, variant, repeat, self._slo)
+                    try_rate = self._prober(urls, variant, repeat)
                     brackets[variant.label].append(find_bracket(try_rate, low, high, self._options.resolution))
         except KeyboardInterrupt:
             return False
-        for label, found in brackets.items():
-            self.folder.add_capacity(capacity_of(label, self._slo, found))
+        finally:
+            slo = "; ".join(f"{name}: {one}" if len(self._slos) > 1 else str(one) for name, one in self._slos.items())
+            for label, found in brackets.items():
+                if found:
+                    self.folder.add_capacity(capacity_of(label, slo, found))
         return True
 
-    def _prober(self, urls: ServerUrls, variant: Variant, repeat: int, slo: Slo) -> Callable[[float], Probe]:
+    def _prober(self, urls: ServerUrls, variant: Variant, repeat: int) -> Callable[[float], Probe]:
         def try_rate(rate: float) -> Probe:
-            num = max(MIN_PROBE_REQUESTS, math.ceil(rate * self._options.probe_s))
+            num = self._spec.num_warm_up + max(MIN_PROBE_REQUESTS, math.ceil(rate * self._options.probe_s))
             name = f"{variant.label}-rate{rate:.4g}-{repeat}"
             for attempt in range(MAX_ATTEMPTS):
                 plan = self._plan(variant, repeat, rate, name + f"-again{attempt}" * (attempt > 0), num)
@@ -236,7 +252,7 @@ class _Session:
                     raise KeyboardInterrupt
                 # a neighbour's moment would otherwise pass for the server's limit
                 if not measured.run.generator.problems:
-                    return probe_of(rate, slo, measured.run, measured.records)
+                    return probe_of(rate, self._slos, measured.run, measured.records)
             problem = measured.run.generator.problems[0]
             raise BenchError(f"{name}: the load generator was the bottleneck {MAX_ATTEMPTS} times: {problem}")
 
@@ -246,20 +262,20 @@ class _Session:
 def capacity_line(capacity: Capacity) -> str:
     """For example `inflight: 0.42 requests/s (95 % interval 0.38 to 0.46) keep ttft_p95=2; above, ttft_p95 breaks`."""
     if capacity.rate is None:
-        return f"{capacity.label}: not even the lowest rate keeps {capacity.slo}; {capacity.broken_by} breaks"
+        return f"{capacity.label}: {capacity.broken_by} breaks at the lowest rate, at least once: {capacity.slo}"
     if capacity.high is None:
-        return f"{capacity.label}: at least {capacity.rate:.3g} requests/s keep {capacity.slo}; no rate tried breaks it"
-    interval = f"95 % interval {capacity.low:.3g} to {capacity.high:.3g}"
+        return f"{capacity.label}: at least {capacity.rate:.3g} requests/s keep {capacity.slo}: the highest tried did"
+    kind = "95 % interval" if capacity.num_repeats > 1 else "one repeat, which brackets it between"
     return (
-        f"{capacity.label}: {capacity.rate:.3g} requests/s ({interval}) keep {capacity.slo}; "
-        f"above, {capacity.broken_by} breaks"
+        f"{capacity.label}: {capacity.rate:.3g} requests/s ({kind} {capacity.low:.3g} to {capacity.high:.3g}) keep "
+        f"{capacity.slo}; above, {capacity.broken_by} breaks"
     )
 
 
-def _objectives(workload: Workload, slo: Slo | None) -> dict[str, Objectives]:
+def _slos(workload: Workload, slo: Slo | None) -> dict[str, Slo]:
     """By class; a class's own go before those of the command line."""
     slos = {one.name: slo if one.slo is None else parse_slo(one.slo) for one in workload.classes}
-    return {name: own.per_request() for name, own in slos.items() if own is not None}
+    return {name: own for name, own in slos.items() if own is not None}
 
 
 def _variation(lengths: Sequence[int]) -> float:

@@ -164,10 +164,16 @@ def bench_options(args: argparse.Namespace) -> BenchOptions:
         raise BenchError("--engine-alone sends all at once: leave out --url, --sweep, --rate and --concurrency")
     if args.url is None and (args.http_url or args.metrics_url):
         raise BenchError("--http-url and --metrics-url are of the server that --url names")
+    if args.url is not None and args.reload:
+        raise BenchError("--reload is of a server that is started: one that runs is reloaded when --modes are given")
+    if args.url is not None and not (args.modes or args.variant) and (args.engine or args.model):
+        raise BenchError("--engine and --model are of servers that load a config; one that runs is measured as it is")
     host = (args.url or "").rpartition(":")[0]
     spec = load_workload(args.workload, args.prompt_tokens)
-    if args.slo is not None:
-        parse_slo(args.slo)
+    if args.engine_alone and spec.arrivals.is_open:
+        raise BenchError("--engine-alone sends all at once, which this workload does not")
+    if args.slo is not None and "queue_mean" in parse_slo(args.slo).limits_s:
+        raise BenchError("--slo: of the queue the server tells p50, p95 and p99, no mean")
     return BenchOptions(
         workload=dict(spec.document),
         workload_source=args.workload,

@@ -58,7 +58,8 @@ def capacity_bars(key: str, sources: Sequence[Source], palette: Palette) -> Char
     slos = "; ".join(dict.fromkeys(plain(one.slo, 100) for _, one in found))
     return Chart(
         "Capacity at the SLO",
-        f"The highest rate that keeps {slos}. Whiskers: 95 % interval. “At least”: no rate was tried that breaks it.",
+        f"The highest rate that keeps {slos}. Whiskers: 95 % interval; of one repeat, its bracket. “At least”: no rate "
+        "was tried that breaks it.",
         draw(key, (PANEL[0], 1.3 + 0.5 * len(found)), paint),
     )
 

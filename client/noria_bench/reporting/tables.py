@@ -158,7 +158,7 @@ def capacities(sources: Sequence[Source]) -> Table | None:
             f"{source.name}: {label_name(one.label)}" if len(sources) > 1 else label_name(one.label),
             plain(one.slo, 100),
             capacity_text(one),
-            interval_text(Estimate(one.rate, one.low, one.high)) if one.rate is not None else NOTHING,
+            _capacity_interval(one),
             plain(one.broken_by or NOTHING, 100),
             str(one.num_runs),
         )
@@ -167,6 +167,13 @@ def capacities(sources: Sequence[Source]) -> Table | None:
     ]
     header = ("label", "SLO", "requests/s", "95% interval", "broken first by", "runs")
     return Table("Capacity: the highest rate that keeps the SLO", header, tuple(rows)) if rows else None
+
+
+def _capacity_interval(capacity: Capacity) -> str:
+    if capacity.rate is None:
+        return NOTHING
+    text = interval_text(Estimate(capacity.rate, capacity.low, capacity.high))
+    return text if capacity.num_repeats > 1 or text == NOTHING else f"{text} (bracket of one repeat)"
 
 
 def capacity_text(capacity: Capacity) -> str:
