@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if extra and args.command != "serve":
         parser.error("only serve takes arguments after --")
     args.extra_arguments = extra
+    args.command_line = ["noria", *own]
     # a plain kill or a closed terminal stops our servers in order, as Ctrl-C does
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)

@@ -53,14 +53,9 @@ class LoopMonitor:
         lag_s = _percentile(self._lags_s, 99) or 0.0
         lateness_s = [record.lateness_s for record in records if record.lateness_s is not None]
         late_p99_s, late_max_s = _percentile(lateness_s, 99), _percentile(lateness_s, 100)
-        return GeneratorHealth(
-            late_p99_s,
-            late_max_s,
-            lag_s,
-            cpu_share,
-            os.getpriority(os.PRIO_PROCESS, 0),
-            tuple(_problems(late_p99_s, lag_s, cpu_share)),
-        )
+        problems = tuple(_problems(late_p99_s, lag_s, cpu_share))
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        return GeneratorHealth(late_p99_s, late_max_s, lag_s, cpu_share, problems, niceness)
 
 
 def _problems(lateness_s: float | None, lag_s: float, cpu_share: float) -> list[str]:

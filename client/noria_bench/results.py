@@ -54,8 +54,8 @@ class GeneratorHealth:
     lateness_max_s: float | None
     loop_lag_p99_s: float
     cpu_share: float
-    niceness: int = 0
     problems: tuple[str, ...] = ()
+    niceness: int = 0
 
 
 @dataclass(frozen=True, slots=True)

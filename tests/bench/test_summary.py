@@ -142,7 +142,7 @@ def result_of(*runs):
 def run_of(records):
     summed, classes = summarise_requests(records, {"default": Objectives(ttft_s=2.0)})
     server = summarise_server(EngineCounters(steps=2, slot_steps=8, useful_slot_steps=4), Distribution(1, 2, 3), [0.5])
-    health = GeneratorHealth(0.1, 0.2, 0.01, 0.3, 0, ("late",))
+    health = GeneratorHealth(0.1, 0.2, 0.01, 0.3, ("late",), -10)
     return Run(
         "inflight-0", "inflight", 0, 1, 0.5, None, "now", Summary(summed, classes, server), health, mismatches=("x",)
     )

@@ -124,7 +124,7 @@ def with_arrivals(**values: object) -> dict[str, object]:
         ({"builtin": "seed", "text": 3}, "f: text must be a text, not 3"),
         (
             {"builtin": "seed", "sampling": {"max_tokens": 3}},
-            "f: sampling must be a mapping of sampling parameters, ma",
+            "f: sampling must be a mapping of sampling parameters, prompt, n, ma",
         ),
         ({"builtin": "seed", "sampling": [1]}, "f: sampling must be a mapping"),
         ({"builtin": "seed", "sampling": {"top_p": float("nan")}}, "f: sampling: "),

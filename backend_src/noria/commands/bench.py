@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -64,7 +63,7 @@ def _run_bench(args: argparse.Namespace) -> int:
         args.repository = None if earlier.arguments["repository"] is None else Path(earlier.arguments["repository"])
     common = server_options(args)
     chosen = {"engine": args.engine, "model": args.model, "repository": args.repository and str(args.repository)}
-    return _Session(options, common, chosen, args.output).run(earlier)
+    return _Session(options, common, chosen, args.output, args.command_line).run(earlier)
 
 
 def _refuse_beside_replay(args: argparse.Namespace) -> None:
@@ -79,15 +78,27 @@ def _refuse_beside_replay(args: argparse.Namespace) -> None:
 
 def run_bench(options: BenchOptions, common: ServerOptions) -> int:
     """As the command would, into the default directory. The exit code."""
-    return _Session(options, common, chosen={"engine": [], "model": None, "repository": None}, output=None).run()
+    return _Session(
+        options,
+        common,
+        chosen={"engine": [], "model": None, "repository": None},
+        output=None,
+        command=["noria", "demo"],
+    ).run()
 
 
 class _Session:
     """One `noria bench` from its arguments to its result."""
 
     def __init__(
-        self, options: BenchOptions, common: ServerOptions, chosen: Mapping[str, Any], output: Path | None
+        self,
+        options: BenchOptions,
+        common: ServerOptions,
+        chosen: Mapping[str, Any],
+        output: Path | None,
+        command: Sequence[str],
     ) -> None:
+        self._command = command
         self.console = Console(stderr=True)
         self._options = options
         self._common = common
@@ -169,7 +180,7 @@ class _Session:
         environment = machine() | ({} if options.url else {"model": engine_facts(self._common)})
         slo = {one.name: one.slo or options.slo for one in workload.classes}
         return Result(
-            command=["noria", *sys.argv[1:]],
+            command=self._command,
             created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             arguments={"bench": options.to_json(), **chosen},
             workload=about,

@@ -174,8 +174,8 @@ def test_capacities_are_said_as_they_are(source):
     rows = [row[2:5] for row in capacities([source]).rows]
     assert rows == [
         ("none: broken at the lowest rate tried", "-", "ttft_p95"),
-        ("0.110", "0.0900 to 0.140", "ttft_p95"),
-        ("at least 0.420", "0.380 to 0.450", "-"),
+        ("0.110", "0.0900 to 0.140 (bracket of one repeat)", "ttft_p95"),
+        ("at least 0.420", "0.380 to 0.450 (bracket of one repeat)", "-"),
     ]
 
 
