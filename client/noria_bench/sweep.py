@@ -16,7 +16,8 @@ from noria_bench.errors import BenchError
 from noria_bench.records import Outcome, RequestRecord
 from noria_bench.reporting.intervals import t_975
 from noria_bench.results import Capacity, Run
-from noria_bench.slo import STATISTICS, Slo, latency_figure
+from noria_bench.slo import STATISTICS, Slo, latency_figure, parse_slo
+from noria_bench.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class Bracket:
     broken: float | None
     broken_by: str | None
     num_probes: int
+
+
+def slos_of(workload: Workload, slo: Slo | None) -> dict[str, Slo]:
+    """By class; a class's own go before those of the command line."""
+    slos = {one.name: slo if one.slo is None else parse_slo(one.slo) for one in workload.classes}
+    return {name: own for name, own in slos.items() if own is not None}
 
 
 def probe_of(rate: float, slos: Mapping[str, Slo], run: Run, records: Sequence[RequestRecord]) -> Probe:
@@ -120,3 +127,16 @@ def capacity_of(label: str, slo: str, brackets: Sequence[Bracket]) -> Capacity:
     )
     low, high = math.exp(mean - margin), math.exp(mean + max(margin, step)) if is_bounded else None
     return Capacity(label, slo, math.exp(mean), low, high, is_bounded, broken_by, num_runs, len(brackets))
+
+
+def capacity_line(capacity: Capacity) -> str:
+    """For example `inflight: 0.42 requests/s (95 % interval 0.38 to 0.46) keep ttft_p95=2; above, ttft_p95 breaks`."""
+    if capacity.rate is None:
+        return f"{capacity.label}: {capacity.broken_by} breaks at the lowest rate, at least once: {capacity.slo}"
+    if capacity.high is None:
+        return f"{capacity.label}: at least {capacity.rate:.3g} requests/s keep {capacity.slo}: the highest tried did"
+    kind = "95 % interval" if capacity.num_repeats > 1 else "one repeat, which brackets it between"
+    return (
+        f"{capacity.label}: {capacity.rate:.3g} requests/s ({kind} {capacity.low:.3g} to {capacity.high:.3g}) keep "
+        f"{capacity.slo}; above, {capacity.broken_by} breaks"
+    )

@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from noria.commands.bench import add_bench, capacity_line
+from noria.commands.bench import add_bench
 from noria.commands.bench_options import BenchOptions, bench_options
 from noria_bench.errors import BenchError
 from noria_bench.results import Capacity
+from noria_bench.sweep import capacity_line
 
 
 def options_of(*words: str) -> BenchOptions:
@@ -88,5 +89,7 @@ def test_a_replay_of_a_newer_result_is_refused_by_name() -> None:
 def test_capacities_in_words() -> None:
     found = Capacity("inflight", "cpu", 0.42, 0.38, 0.46, True, "ttft_p95", 9, num_repeats=3)
     assert capacity_line(found).startswith("inflight: 0.42 requests/s (95 % interval 0.38 to 0.46) keep cpu;")
-    assert "ttft_p95 breaks at the lowest rate" in capacity_line(Capacity("static", "cpu", None, None, None, True, "ttft_p95", 1))
+    assert "ttft_p95 breaks at the lowest rate" in capacity_line(
+        Capacity("static", "cpu", None, None, None, True, "ttft_p95", 1)
+    )
     assert "at least 5 requests/s" in capacity_line(Capacity("x", "cpu", 5.0, 5.0, None, False, None, 4))

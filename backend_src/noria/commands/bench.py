@@ -26,10 +26,10 @@ from noria_bench.measurement import MeasuredRun, RunPlan, ServerUrls
 from noria_bench.prompts import TextTokenizer, load_tokenizer
 from noria_bench.records import Outcome
 from noria_bench.reporting.terminal import comparison_table
-from noria_bench.results import FILE, Capacity, Result, Run, read_result
+from noria_bench.results import FILE, Result, Run, read_result
 from noria_bench.session import ResultFolder, Variant, measure_into, run_session, turns
-from noria_bench.slo import Slo, parse_slo
-from noria_bench.sweep import Bracket, Probe, capacity_of, find_bracket, probe_of
+from noria_bench.slo import parse_slo
+from noria_bench.sweep import Bracket, Probe, capacity_line, capacity_of, find_bracket, probe_of, slos_of
 from noria_bench.workload import Workload
 from noria_bench.workload_build import build_workload
 from noria_bench.workload_file import input_hashes
@@ -76,15 +76,10 @@ def _refuse_beside_replay(args: argparse.Namespace) -> None:
             raise BenchError(f"--replay runs what the result says: leave out {name.replace('_', '-')}")
 
 
-def run_bench(options: BenchOptions, common: ServerOptions) -> int:
+def run_bench(options: BenchOptions, common: ServerOptions, command: Sequence[str]) -> int:
     """As the command would, into the default directory. The exit code."""
-    return _Session(
-        options,
-        common,
-        chosen={"engine": [], "model": None, "repository": None},
-        output=None,
-        command=["noria", "demo"],
-    ).run()
+    chosen: dict[str, Any] = {"engine": [], "model": None, "repository": None}
+    return _Session(options, common, chosen, None, command).run()
 
 
 class _Session:
@@ -98,6 +93,7 @@ class _Session:
         output: Path | None,
         command: Sequence[str],
     ) -> None:
+        """chosen: what a replay needs besides the options, to make `common` again."""
         self._command = command
         self.console = Console(stderr=True)
         self._options = options
@@ -107,7 +103,7 @@ class _Session:
             self._spec = replace(self._spec, arrivals=Arrivals(), duration_s=None)
         self._tokenizer = self._load_tokenizer()
         first = self._workload(options.seed, options.rate)
-        self._slos = _slos(first, None if options.slo is None else parse_slo(options.slo))
+        self._slos = slos_of(first, None if options.slo is None else parse_slo(options.slo))
         self._path = _new_folder(output)
         self.folder = ResultFolder(self._path, self._result(first, chosen), options.keeps_records)
 
@@ -268,25 +264,6 @@ class _Session:
             raise BenchError(f"{name}: the load generator was the bottleneck {MAX_ATTEMPTS} times: {problem}")
 
         return try_rate
-
-
-def capacity_line(capacity: Capacity) -> str:
-    """For example `inflight: 0.42 requests/s (95 % interval 0.38 to 0.46) keep ttft_p95=2; above, ttft_p95 breaks`."""
-    if capacity.rate is None:
-        return f"{capacity.label}: {capacity.broken_by} breaks at the lowest rate, at least once: {capacity.slo}"
-    if capacity.high is None:
-        return f"{capacity.label}: at least {capacity.rate:.3g} requests/s keep {capacity.slo}: the highest tried did"
-    kind = "95 % interval" if capacity.num_repeats > 1 else "one repeat, which brackets it between"
-    return (
-        f"{capacity.label}: {capacity.rate:.3g} requests/s ({kind} {capacity.low:.3g} to {capacity.high:.3g}) keep "
-        f"{capacity.slo}; above, {capacity.broken_by} breaks"
-    )
-
-
-def _slos(workload: Workload, slo: Slo | None) -> dict[str, Slo]:
-    """By class; a class's own go before those of the command line."""
-    slos = {one.name: slo if one.slo is None else parse_slo(one.slo) for one in workload.classes}
-    return {name: own for name, own in slos.items() if own is not None}
 
 
 def _variation(lengths: Sequence[int]) -> float:

@@ -38,7 +38,7 @@ def _run_demo(_: argparse.Namespace) -> int:
     parser = argparse.ArgumentParser()
     add_bench_arguments(parser)
     args = parser.parse_args(["seed", "--scale", str(DEMO_SCALE), "--modes", ",".join(MODES)])
-    return run_bench(bench_options(args), options)
+    return run_bench(bench_options(args), options, ["noria", "demo"])
 
 
 def _stream_answer(urls: ServerUrls) -> None:
