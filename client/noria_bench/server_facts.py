@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 from typing import Any
@@ -28,5 +29,5 @@ def _get(address: str) -> dict[str, Any]:
     try:
         with direct_opener().open(address, timeout=10) as response:
             return dict(json.loads(response.read()))
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise ServerError(f"{address}: {error}", UNAVAILABLE) from None

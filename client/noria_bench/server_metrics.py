@@ -6,6 +6,7 @@ Format: the Prometheus text exposition format 0.0.4.
 
 from __future__ import annotations
 
+import http.client
 import re
 import time
 import urllib.error
@@ -106,7 +107,7 @@ def scrape(metrics_url: str, model: str) -> Exposition:
     try:
         with direct_opener().open(address, timeout=10) as response:
             return exposition(response.read().decode(), model)
-    except (urllib.error.URLError, OSError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         raise ServerError(f"{address}: {error}", UNAVAILABLE) from None
     except ValueError as error:
         raise ServerError(f"{address}: {error}", INTERNAL) from None

@@ -15,7 +15,9 @@ from typing import Any
 from rich.console import Console
 
 from noria_bench.measurement import MeasuredRun, RunPlan, ServerUrls, measure
+from noria_bench.records import Outcome
 from noria_bench.results import FILE, Capacity, Result, Run, requests_path, series_path, write_lines, write_result
+from noria_bench.summary import ClassSummary
 
 # beyond, a run says that it had neighbours
 MAX_BUSY_CORES = 0.3
@@ -107,8 +109,23 @@ def measure_into(folder: ResultFolder, urls: ServerUrls, plan: RunPlan, console:
 
 def run_line(run: Run) -> str:
     """What came out, and all that speaks against it."""
-    summed = run.summary.all
+    lines = [f"{run.name}: {_figures_line(run.summary.all)}"]
+    if len(run.summary.classes) > 1:
+        lines += [f"  {name}: {_figures_line(one)}" for name, one in run.summary.classes.items()]
+    lines += [f"  NOT VALID, the load generator did not keep up: {problem}" for problem in run.generator.problems]
+    num_busy = run.environment.get("busy_cores_before", 0.0)
+    if num_busy > MAX_BUSY_CORES:
+        lines.append(f"  others took {num_busy:.1f} cores just before it: read ratios, not absolute figures")
+    lines += [f"  client and server disagree on {mismatch}" for mismatch in run.mismatches]
+    lines += [f"  {count} failed: {error}" for error, count in run.summary.all.errors.items()]
+    return "\n".join(lines)
+
+
+def _figures_line(summed: ClassSummary) -> str:
     parts = [f"{summed.num_finished} of {summed.num_requests} answered"]
+    num_cancelled = summed.outcomes.get(Outcome.CANCELLED.value, 0)
+    if num_cancelled:
+        parts.append(f"{num_cancelled} cancelled as asked")
     if summed.output_tokens_per_s is not None:
         parts.append(f"{summed.output_tokens_per_s:.1f} tokens/s")
     if summed.ttft_s is not None:
@@ -117,11 +134,4 @@ def run_line(run: Run) -> str:
         parts.append(f"TPOT {summed.tpot_s.median * 1000:.0f} ms, p95 {summed.tpot_s.p95 * 1000:.0f} ms")
     if summed.good_share is not None:
         parts.append(f"{summed.good_share:.0%} within the SLO")
-    lines = [f"{run.name}: {', '.join(parts)}"]
-    lines += [f"  NOT VALID, the load generator was the bottleneck: {problem}" for problem in run.generator.problems]
-    num_busy = run.environment.get("busy_cores_before", 0.0)
-    if num_busy > MAX_BUSY_CORES:
-        lines.append(f"  others took {num_busy:.1f} cores just before it: read ratios, not absolute figures")
-    lines += [f"  client and server disagree on {mismatch}" for mismatch in run.mismatches]
-    lines += [f"  {count} failed: {error}" for error, count in summed.errors.items()]
-    return "\n".join(lines)
+    return ", ".join(parts)

@@ -73,7 +73,7 @@ def _refuse_beside_replay(args: argparse.Namespace) -> None:
     add_engine_arguments(parser)
     for name, default in vars(parser.parse_args([])).items():
         if name not in ("replay", "output") and getattr(args, name) != default:
-            raise BenchError(f"--replay runs what the result says: leave out {name.replace('_', '-')}")
+            raise BenchError(f"--replay runs what the result says: leave out --{name.replace('_', '-')}")
 
 
 def run_bench(options: BenchOptions, common: ServerOptions, command: Sequence[str]) -> int:
@@ -140,6 +140,7 @@ class _Session:
             written = f"written: {self._path / FILE}; `noria report {self._path}` makes a page of it"
             self.console.print(written, highlight=False, markup=False, soft_wrap=True)
         if not is_complete:
+            self.console.print("interrupted" + ("" if runs else ", nothing was measured"), highlight=False)
             return INTERRUPTED
         # a sweep tries again where its generator did not keep up
         is_invalid = any(not run.is_valid for run in runs) and not self._options.sweep
@@ -189,6 +190,10 @@ class _Session:
         options, candidates = self._options, self._options.variants()
         if options.url is not None:
             urls = ServerUrls(options.url, str(options.http_url), str(options.metrics_url))
+            self.console.print(
+                f"gRPC {urls.grpc}, HTTP {urls.http} (--http-url), metrics {urls.metrics} (--metrics-url)",
+                highlight=False,
+            )
             running = [running_server(urls, "server")]
             yield reloaded_variants(urls, self._common, candidates) if candidates else running
         elif options.is_reloading:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -164,6 +165,10 @@ def bench_options(args: argparse.Namespace) -> BenchOptions:
         raise BenchError("--engine-alone sends all at once: leave out --url, --sweep, --rate and --concurrency")
     if args.url is None and (args.http_url or args.metrics_url):
         raise BenchError("--http-url and --metrics-url are of the server that --url names")
+    for name in ("url", "http_url", "metrics_url"):
+        value = getattr(args, name)
+        if value is not None and not re.fullmatch(r"[^/\s]+:\d+", value):
+            raise BenchError(f"--{name.replace('_', '-')} takes HOST:PORT, not {value!r}")
     if args.url is not None and args.reload:
         raise BenchError("--reload is of a server that is started: one that runs is reloaded when --modes are given")
     if args.url is not None and not (args.modes or args.variant) and (args.engine or args.model):

@@ -106,7 +106,8 @@ def _load(http_url: str, config: Mapping[str, Any]) -> None:
             client.unload_model(name)
         client.load_model(name, config=json.dumps(config))
     except InferenceServerException as error:
-        raise EngineFailure(f"{http_url} did not load {name} anew: {error.message()}") from None
+        hint = f"it must run with --model-control-mode=explicit --load-model={name}"
+        raise EngineFailure(f"{http_url} did not load {name} anew: {error.message()}; {hint}") from None
     except OSError as error:
         raise ConfigError(f"no server answers on {http_url}: {error}") from None
     finally:

@@ -102,7 +102,8 @@ def server_starter(options: ServerOptions) -> Iterator[ServerStarter]:
 
         @contextmanager
         def start(mode: str) -> Iterator[ServerUrls]:
-            http_port, grpc_port, metrics_port = free_ports(options.host)
+            # not the usual ones, which another that starts at this moment would take as well
+            http_port, grpc_port, metrics_port = free_ports(options.host, (0, 0, 0))
             own = replace(options, mode=mode, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
             with RunningServer(own, Path(folder) / f"{mode}.log") as server:
                 yield ServerUrls(server.grpc_url, server.http_url, server.metrics_address)

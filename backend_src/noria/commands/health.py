@@ -6,14 +6,14 @@ Triton's own readiness says nothing of that: it stays ready while a model's proc
 from __future__ import annotations
 
 import argparse
+import http.client
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
 from noria.commands.common import say
-from noria_bench.server_metrics import Sample, parse_metrics
+from noria_bench.server_metrics import Sample, direct_opener, parse_metrics
 
 HEARTBEAT = "noria_heartbeat_timestamp_seconds"
 TIMEOUT_S = 5.0
@@ -53,12 +53,10 @@ def _run_health(args: argparse.Namespace) -> int:
 def find_fault(metrics_url: str, max_age_s: float) -> str | None:
     """What is wrong with the server, in words; None if nothing is."""
     address = f"http://{metrics_url.removeprefix('http://').rstrip('/').removesuffix('/metrics')}/metrics"
-    # a proxy that the environment names is not for a server beside us
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(address, timeout=TIMEOUT_S) as response:
+        with direct_opener().open(address, timeout=TIMEOUT_S) as response:
             samples = parse_metrics(response.read().decode())
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         return f"{address}: {error}"
     return _stale_heartbeat(samples, time.time(), max_age_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from noria_bench.records import Outcome
 from noria_bench.reporting import figures as catalogue
 from noria_bench.reporting.comparison import Comparison
 from noria_bench.reporting.figures import BY_KEY, NOTHING, Figure, number
@@ -59,7 +60,7 @@ def side_by_side(settings: Sequence[Setting], names: Sequence[str], caption: str
         (title(BY_KEY["triton_queue_s"]), _cells(settings, BY_KEY["triton_queue_s"])),
         *((BY_KEY[key].title, _cells(settings, BY_KEY[key])) for key in ("good_requests_per_s", "good_share")),
         ("wall time s", _cells(settings, BY_KEY["wall_s"])),
-        ("requests, done / failed / all", [_requests(setting) for setting in settings]),
+        ("requests, done / cancelled / failed / all", [_requests(setting) for setting in settings]),
         *([("valid runs of all", [_num_valid(one) for one in settings])] if _is_worth_counting(settings) else []),
     ]
     filled = [(name, *cells) for name, cells in rows if any(cell != NOTHING for cell in cells)]
@@ -256,6 +257,7 @@ def _requests(setting: Setting) -> str:
     """Of all its runs, valid or not."""
     read: tuple[Callable[[Run], int], ...] = (
         lambda run: run.summary.all.num_finished,
+        lambda run: run.summary.all.outcomes.get(Outcome.CANCELLED.value, 0),
         lambda run: run.summary.all.num_errors,
         lambda run: run.summary.all.num_requests,
     )

@@ -78,7 +78,7 @@ def test_the_terminal_shows_labels_ratio_and_errors(source):
     assert rows["slot utilisation"][0] == f"{100 * runs[0].summary.server.slot_utilisation:.1f}%"
     assert rows["TTFT s, p95"][2] == number(runs[2].summary.all.ttft_s.p95)
     assert rows["TPOT ms, median"][1] == number(1000 * runs[1].summary.all.tpot_s.median)
-    assert rows["requests, done / failed / all"] == ["24 / 7 / 32"] * 3
+    assert rows["requests, done / cancelled / failed / all"] == ["24 / 1 / 7 / 32"] * 3
     assert rows["UNAVAILABLE: the queue is full"] == ["2", "2", "2"]
 
 
