@@ -10,6 +10,9 @@ import math
 
 import numpy as np
 
+# beyond, the gamma law cannot be drawn from in double precision
+MIN_CV, MAX_CV = 0.001, 1000.0
+
 
 def all_at_once(num: int) -> list[float]:
     return [0.0] * num
@@ -30,6 +33,8 @@ def gamma(num: int, rate: float, cv: float, seed: int) -> list[float]:
     """Gaps from a gamma law with a coefficient of variation of `cv`: above 1 is burstier than Poisson."""
     _check("rate", rate)
     _check("cv", cv)
+    if not MIN_CV <= cv <= MAX_CV:
+        raise ValueError(f"cv must be from {MIN_CV} to {MAX_CV}, not {cv}")
     shape = 1 / cv**2
     gaps = np.random.default_rng(seed).gamma(shape, 1 / (rate * shape), num)
     return [float(time) for time in np.cumsum(gaps)]

@@ -12,6 +12,9 @@ from noria_bench.errors import BenchError
 
 T = TypeVar("T")
 
+# requests, tokens or groups; what is beyond is a slip, and would take hours or all memory
+MAX_WHOLE = 10_000_000
+
 
 class Section:
     """A mapping of a document. Each key is taken once; `close` refuses those that were not.
@@ -64,6 +67,8 @@ class Section:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(key, f"a whole number of at least {minimum}", value)
+        if value > MAX_WHOLE:
+            raise self.error(key, f"a whole number of at most {MAX_WHOLE}", value)
         return value
 
     def text(self, key: str, default: T, choices: Sequence[str] = ()) -> str | T:

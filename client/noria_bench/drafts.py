@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from noria_bench.chance import stream
+from noria_bench.document import MAX_WHOLE
 from noria_bench.errors import BenchError
 from noria_bench.lengths import LengthLaw
 from noria_bench.traces import TraceRow, measured, read_trace, within
@@ -81,9 +82,12 @@ def _source(one: ClassSpec) -> TraceSource:
 
 def _lengths(law: LengthLaw, num: int, seed: int, *names: str) -> list[int]:
     try:
-        return [int(length) for length in law.draw(num, stream(seed, *names))]
-    except ValueError as error:
+        lengths = [int(length) for length in law.draw(num, stream(seed, *names))]
+    except (ValueError, OverflowError) as error:
         raise BenchError(f"{names[0]}: {error}") from None
+    if max(lengths, default=0) > MAX_WHOLE:
+        raise BenchError(f"{names[0]}: a length must be at most {MAX_WHOLE} tokens, not {max(lengths)}")
+    return lengths
 
 
 def _cancels(one: ClassSpec, max_tokens: Sequence[int], seed: int, scale: float) -> list[int | None]:

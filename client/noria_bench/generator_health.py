@@ -59,14 +59,14 @@ class LoopMonitor:
 
 
 def _problems(lateness_s: float | None, lag_s: float, cpu_share: float) -> list[str]:
-    problems = []
+    found = []
     if lateness_s is not None and lateness_s > MAX_LATENESS_S:
-        problems.append(f"1 % of the requests were sent more than {lateness_s:.3f} s late (at most {MAX_LATENESS_S} s)")
+        found.append(f"1 % of the requests were sent more than {lateness_s:.3f} s late (at most {MAX_LATENESS_S} s)")
     if lag_s > MAX_LOOP_LAG_S:
-        problems.append(f"1 % of its time stamps may be more than {lag_s:.3f} s late (at most {MAX_LOOP_LAG_S} s)")
+        found.append(f"1 % of its time stamps may be more than {lag_s:.3f} s late (at most {MAX_LOOP_LAG_S} s)")
     if cpu_share > MAX_CPU_SHARE:
-        problems.append(f"it took {cpu_share:.0%} of a core (at most {MAX_CPU_SHARE:.0%})")
-    return problems
+        found.append(f"it took {cpu_share:.0%} of a core (at most {MAX_CPU_SHARE:.0%})")
+    return [f"the load generator did not keep up: {what}" for what in found]
 
 
 def _percentile(values: Sequence[float], percentile: float) -> float | None:

@@ -20,6 +20,10 @@ from noria_bench.results import GeneratorHealth
 STOP_S = 20.0
 
 
+class StopLoad(Exception):
+    """To be raised by whoever follows the progress: the load is of no use any more. The message says why."""
+
+
 @dataclass(frozen=True)
 class Generated:
     """records: in the workload's order. is_interrupted: by Ctrl-C."""
@@ -47,12 +51,14 @@ def run_generator(job: Job, on_progress: Callable[[Progress], None]) -> Generate
                 text=True,
                 start_new_session=True,
             )
-        last, is_interrupted = _follow(process, on_progress)
+        last, is_interrupted, stopped = _follow(process, on_progress)
         records = _read(records_path)
         if not is_interrupted and process.returncode != 0 and not records:
             raise BenchError(f"the load generator failed: {_last_line(errors)}")
         health = _health(last)
-        if not is_interrupted and (process.returncode != 0 or not last.get("is_complete", False)):
+        if stopped:
+            health = replace(health, problems=(*health.problems, stopped))
+        elif not is_interrupted and (process.returncode != 0 or not last.get("is_complete", False)):
             reason = f"the load generator ended early, with code {process.returncode}: {_last_line(errors)}"
             health = replace(health, problems=(*health.problems, reason))
         return Generated(records, health, is_interrupted)
@@ -64,10 +70,13 @@ def _health(last: Mapping[str, Any]) -> GeneratorHealth:
     return GeneratorHealth(**last["health"] | {"problems": tuple(last["health"]["problems"])})
 
 
-def _follow(process: subprocess.Popen[str], on_progress: Callable[[Progress], None]) -> tuple[dict[str, Any], bool]:
-    """The last line that the generator told, and whether it was interrupted. The process has ended then."""
+def _follow(
+    process: subprocess.Popen[str], on_progress: Callable[[Progress], None]
+) -> tuple[dict[str, Any], bool, str]:
+    """The last line that the generator told, whether it was interrupted, and why it was stopped, if it was. The process
+    has ended then."""
     last: dict[str, Any] = {}
-    is_interrupted = False
+    is_interrupted, stopped = False, ""
     assert process.stdout is not None
     try:
         while True:
@@ -75,10 +84,14 @@ def _follow(process: subprocess.Popen[str], on_progress: Callable[[Progress], No
                 line = process.stdout.readline()
                 if not line:
                     process.wait(STOP_S)
-                    return last, is_interrupted
+                    return last, is_interrupted, stopped
                 last = json.loads(line)
                 if "progress" in last:
                     on_progress(Progress(**last["progress"]))
+            except StopLoad as reason:
+                if not stopped:
+                    process.send_signal(signal.SIGINT)
+                stopped = str(reason)
             except KeyboardInterrupt:
                 # once it keeps what was measured; twice somebody does not want to wait for that
                 process.send_signal(signal.SIGKILL if is_interrupted else signal.SIGINT)

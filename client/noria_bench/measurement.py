@@ -11,7 +11,7 @@ from rich.console import Console
 
 from noria_bench.environment import busy_cores
 from noria_bench.generator import Job, Progress
-from noria_bench.generator_process import Generated, run_generator
+from noria_bench.generator_process import Generated, StopLoad, run_generator
 from noria_bench.progress import RunDisplay
 from noria_bench.reconciliation import mismatches
 from noria_bench.records import RequestRecord
@@ -29,6 +29,9 @@ QUEUE_TIME = "noria_queue_time_seconds"
 TRITON_QUEUE, TRITON_REQUESTS = "nv_inference_queue_duration_us", "nv_inference_request_success"
 WARM_UP_PROMPT = "Tell me what a water wheel is, and when it was first built."
 WARM_UP_TOKENS = 8
+UNSETTLED = "nothing that can be told: the server's counters had not come to rest when they were read"
+# longer than any step; there is no heartbeat within one
+MAX_HEARTBEAT_AGE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ def measure(urls: ServerUrls, plan: RunPlan, console: Console) -> MeasuredRun:
 
         def show(progress: Progress) -> None:
             display.show(progress, recorder.last)
+            if recorder.heartbeat_age_s > MAX_HEARTBEAT_AGE_S:
+                raise StopLoad(f"the engine has not turned for {recorder.heartbeat_age_s:.0f} s: it hangs, or is dead")
 
         job = Job(urls.of(plan.protocol), plan.protocol, plan.model, workload, plan.concurrency, plan.timeout_s)
         generated = run_generator(job, show)
@@ -182,5 +187,6 @@ def _server_side(
         return None, (str(error),)
     queue_s = (after.histogram(QUEUE_TIME) - before.histogram(QUEUE_TIME)).distribution()
     usage = [point.kv_usage for point in series]
+    found = mismatches(records, grown) if after.is_settled else (UNSETTLED,)
     server = summarise_server(grown, queue_s, usage, _triton_queue_s(before, after))
-    return server, mismatches(records, grown)
+    return server, found

@@ -5,6 +5,7 @@ Times are seconds of the load generator's monotonic clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -114,6 +115,9 @@ class RequestRecord:
     def from_json(cls, line: Mapping[str, Any]) -> RequestRecord:
         """Raises BenchError for what `to_json` cannot have written."""
         try:
+            times_s = [line["sent_s"], line["ended_s"], *(time_s for time_s, _ in line["chunks"])]
+            if not all(math.isfinite(time_s) for time_s in times_s):
+                raise ValueError("a time that is not finite")
             return cls(
                 index=line["index"],
                 sent_s=line["sent_s"],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -167,8 +168,8 @@ class Result:
                     "capacities": [Capacity(**capacity) for capacity in own["capacities"]],
                 }
             )
-        except (KeyError, TypeError) as error:
-            raise BenchError(f"not a result of noria bench: {error}") from None
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise BenchError(f"not a result of noria bench: {error!r}") from None
 
 
 def write_result(folder: Path, result: Result) -> None:
@@ -183,7 +184,7 @@ def read_result(path: Path) -> Result:
     file = path / FILE if path.is_dir() else path
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BenchError(f"cannot read {file}: {error}") from None
     if not isinstance(values, dict):
         raise BenchError(f"not a result of noria bench: {file} holds no JSON object")
@@ -225,5 +226,5 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return [json.loads(line) for line in file]
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zlib.error, RecursionError) as error:
         raise BenchError(f"cannot read {path}: {error}") from None

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 
 from noria_bench.results import SeriesPoint
-from noria_bench.server_metrics import Exposition, scrape
+from noria_bench.server_metrics import HEARTBEAT, Exposition, scrape
 from noria_client.errors import ServerError
 
 
@@ -25,6 +25,13 @@ class SeriesRecorder:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="noria-series", daemon=True)
         self.points: list[SeriesPoint] = []
+        # of the engine, Unix time as the server tells it; 0 where it does not
+        self.heartbeat_at = 0.0
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """How long ago the engine last turned; 0 where nobody knows."""
+        return max(0.0, time.time() - self.heartbeat_at) if self.heartbeat_at else 0.0
 
     @property
     def last(self) -> SeriesPoint | None:
@@ -43,7 +50,9 @@ class SeriesRecorder:
     def _run(self) -> None:
         while not self._is_over.is_set():
             with contextlib.suppress(ServerError):
-                self.points.append(series_point(scrape(self._metrics_url, self._model), time.monotonic()))
+                now = scrape(self._metrics_url, self._model)
+                self.heartbeat_at = now.value(HEARTBEAT)
+                self.points.append(series_point(now, time.monotonic()))
             self._is_over.wait(self._interval_s)
 
 

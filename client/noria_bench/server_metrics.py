@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from noria_bench.engine_counters import EngineCounters, metric_name
 from noria_bench.histogram import Histogram
@@ -67,9 +67,13 @@ def _parse_labels(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Exposition:
-    """One model's samples of one scrape, summed over its versions and over labels that are not asked for."""
+    """One model's samples of one scrape, summed over its versions and over labels that are not asked for.
+
+    is_settled: False where they were to be read at rest and were not.
+    """
 
     samples: tuple[Sample, ...]
+    is_settled: bool = True
 
     def value(self, name: str) -> float:
         """0 for a series that is not there (yet)."""
@@ -124,5 +128,5 @@ def scrape_settled(metrics_url: str, model: str, interval_s: float = 0.3, timeou
         earlier, now = now, scrape(metrics_url, model)
         is_fresh = not now.has(HEARTBEAT) or now.value(HEARTBEAT) > asked_at
         if is_fresh and now.counts() == earlier.counts():
-            break
-    return now
+            return now
+    return replace(now, is_settled=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from noria_bench.errors import BenchError
 from noria_bench.measurement import MeasuredRun, RunPlan, ServerUrls, measure
 from noria_bench.records import Outcome
 from noria_bench.results import FILE, Capacity, Result, Run, requests_path, series_path, write_lines, write_result
@@ -40,8 +41,9 @@ class ResultFolder:
         self._folder = folder
         self._result = result
         self._keeps_records = keeps_records
-        folder.mkdir(parents=True, exist_ok=True)
-        write_result(folder, result)
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_result(folder, result)
 
     @property
     def result(self) -> Result:
@@ -50,8 +52,9 @@ class ResultFolder:
     def add(self, measured: MeasuredRun) -> None:
         run = measured.run
         if self._keeps_records:
-            write_lines(requests_path(self._folder, run.name), (record.to_json() for record in measured.records))
-            write_lines(series_path(self._folder, run.name), (asdict(point) for point in measured.series))
+            with self._writing():
+                write_lines(requests_path(self._folder, run.name), (record.to_json() for record in measured.records))
+                write_lines(series_path(self._folder, run.name), (asdict(point) for point in measured.series))
         self._write(replace(self._result, runs=[*self._result.runs, run]))
 
     def add_capacity(self, capacity: Capacity) -> None:
@@ -67,7 +70,15 @@ class ResultFolder:
 
     def _write(self, result: Result) -> None:
         self._result = result
-        write_result(self._folder, result)
+        with self._writing():
+            write_result(self._folder, result)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BenchError(f"--output {self._folder}: {error.strerror or error}") from None
 
 
 def turns(variants: Sequence[Variant], num_repeats: int) -> Iterator[tuple[int, Variant]]:
@@ -102,8 +113,8 @@ def run_session(
 
 def measure_into(folder: ResultFolder, urls: ServerUrls, plan: RunPlan, console: Console) -> MeasuredRun:
     measured = measure(urls, plan, console)
-    folder.add(measured)
     console.print(run_line(measured.run), highlight=False, markup=False, soft_wrap=True)
+    folder.add(measured)
     return measured
 
 
@@ -112,12 +123,12 @@ def run_line(run: Run) -> str:
     lines = [f"{run.name}: {_figures_line(run.summary.all)}"]
     if len(run.summary.classes) > 1:
         lines += [f"  {name}: {_figures_line(one)}" for name, one in run.summary.classes.items()]
-    lines += [f"  NOT VALID, the load generator did not keep up: {problem}" for problem in run.generator.problems]
+    lines += [f"  NOT VALID: {problem}" for problem in run.generator.problems]
     num_busy = run.environment.get("busy_cores_before", 0.0)
     if num_busy > MAX_BUSY_CORES:
         lines.append(f"  others took {num_busy:.1f} cores just before it: read ratios, not absolute figures")
     lines += [f"  client and server disagree on {mismatch}" for mismatch in run.mismatches]
-    lines += [f"  {count} failed: {error}" for error, count in run.summary.all.errors.items()]
+    lines += [f"  {count} without a whole answer: {error}" for error, count in run.summary.all.errors.items()]
     return "\n".join(lines)
 
 

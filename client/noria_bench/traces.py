@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -155,8 +156,8 @@ def _read_mooncake(path: Path) -> Iterator[TraceRow]:
     start: float | None = None
     for source, line in _lines(path):
         time = line.get("timestamp")
-        if isinstance(time, bool) or not isinstance(time, (int, float)):
-            raise BenchError(f"{source}: timestamp must be a number of milliseconds, not {time!r:.100}")
+        if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time):
+            raise BenchError(f"{source}: timestamp must be a finite number of milliseconds, not {time!r:.100}")
         start = time if start is None else start
         _check_order(source, "timestamp", time < start)
         hash_ids = line.get("hash_ids", [])

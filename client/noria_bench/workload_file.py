@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from noria_bench.arrivals import MAX_CV, MIN_CV
 from noria_bench.document import Section, read_document
 from noria_bench.errors import BenchError
 from noria_bench.length_laws import LAW_FORMS, LAW_NAMES, parse_law
@@ -50,6 +51,10 @@ def load_workload(name: str, prompt_tokens: str | None = None) -> WorkloadSpec:
 
     Raises BenchError.
     """
+    # as in a file, where a number alone is a length that all have
+    name = f"constant:{name}" if name.isdecimal() else name
+    if prompt_tokens is not None and prompt_tokens.isdecimal():
+        prompt_tokens = f"constant:{prompt_tokens}"
     path = Path(name)
     is_law = name.partition(":")[0] in LAW_NAMES
     if prompt_tokens is not None and not is_law:
@@ -120,6 +125,8 @@ def _arrivals(section: Section | None) -> Arrivals:
     law = section.text("law", POISSON, ARRIVAL_LAWS)
     rate = section.number("rate", None, is_above=True)
     burstiness = section.number("burstiness", 1.0, is_above=True)
+    if not MIN_CV <= burstiness <= MAX_CV:
+        raise section.error("burstiness", f"a coefficient of variation from {MIN_CV} to {MAX_CV}", burstiness)
     speed = section.number("speed", 1.0, is_above=True)
     ramp = _ramp(section)
     for key, laws in {

@@ -16,7 +16,7 @@ import pytest
 from noria_bench.errors import BenchError
 from noria_bench.generator import Job, Progress
 from noria_bench.generator_health import LoopMonitor
-from noria_bench.generator_process import run_generator
+from noria_bench.generator_process import StopLoad, run_generator
 from noria_bench.progress import progress_line
 from noria_bench.records import Chunk, Outcome, RequestRecord
 from noria_bench.results import SeriesPoint
@@ -145,6 +145,18 @@ def test_a_generator_that_is_killed_makes_a_run_invalid(echo_server):
     assert not generated.is_interrupted
     assert [record.outcome for record in generated.records] == [Outcome.ABORTED]
     assert "the load generator ended early, with code 130" in generated.health.problems[-1]
+
+
+def test_a_load_that_is_of_no_use_any_more_is_stopped(echo_server):
+    """A run whose engine had died went on for ever."""
+
+    def stop(_: Progress) -> None:
+        raise StopLoad("the engine has not turned for 121 s: it hangs, or is dead")
+
+    generated = run_generator(job_of(echo_server, WorkItem("!endless", 1, 10**6)), stop)
+    assert not generated.is_interrupted
+    assert [record.outcome for record in generated.records] == [Outcome.ABORTED]
+    assert generated.health.problems[-1] == "the engine has not turned for 121 s: it hangs, or is dead"
 
 
 def test_progress_line():

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from noria_bench.environment import busy_cores, differences, file_digest, machine
+from noria_bench.errors import BenchError
 from noria_bench.measurement import RunPlan, ServerUrls
 from noria_bench.records import Outcome
 from noria_bench.results import Result, read_records, read_result, read_series
@@ -106,6 +107,22 @@ def test_an_interrupt_ends_the_session_and_keeps_its_runs(variants, journal, con
     stopped = Variant("b", interrupted)
     assert not run_session([variants[0], stopped], 1, plan_of("a"), folder_of(tmp_path), console)
     assert [run.name for run in read_result(tmp_path).runs] == ["a-0"]
+
+
+def test_a_folder_that_vanishes_is_said_after_what_was_measured(variants, console, tmp_path):
+    """The figures went with a traceback."""
+    folder = folder_of(tmp_path / "result")
+    (tmp_path / "result" / "result.json").unlink()
+    (tmp_path / "result").rmdir()
+    with pytest.raises(BenchError, match=r"--output .*result: No such file or directory"):
+        run_session(variants[:1], 1, plan_of("a"), folder, console)
+    assert "a-0: 1 of 1 answered" in console.file.getvalue()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BenchError, match=r"--output .*file/result: Not a directory"):
+        folder_of(tmp_path / "file" / "result")
 
 
 def test_off_a_terminal_a_run_says_two_lines(variants, console, tmp_path):

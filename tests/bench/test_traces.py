@@ -102,7 +102,10 @@ def test_long_requests_are_cut_or_left_out(tmp_path: Path) -> None:
         (f"{HEADER}\n2023-11-16 18:15:46,0,1\n", "line 2: ContextTokens must be a whole number of at least 1"),
         (f"{HEADER}\n2023-11-16 18:15:46,1,-3\n", "line 2: GeneratedTokens must be a whole number of at least 0"),
         (f"{HEADER}\n2023-11-16 18:15:46,1\n", "line 2: GeneratedTokens must be"),
-        ('{"timestamp": "1", "input_length": 1, "output_length": 1}', "line 1: timestamp must be a number of milli"),
+        (
+            '{"timestamp": "1", "input_length": 1, "output_length": 1}',
+            "line 1: timestamp must be a finite number of milli",
+        ),
         ('{"timestamp": 1, "input_length": 1.5, "output_length": 1}', "line 1: input_length must be a whole number"),
         ('{"timestamp": 1, "input_length": 1}', "line 1: output_length must be a whole number of at least 0, not None"),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids must be a list"),

@@ -281,3 +281,20 @@ def _keys(value: object) -> set[str]:
     if isinstance(value, dict):
         return set(value).union(*map(_keys, value.values()))
     return set().union(*map(_keys, value)) if isinstance(value, list) else set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_requests": 10**12},
+        {"classes": [{**LENGTHS, "output_tokens": "constant:99999999999"}], "num_requests": 1},
+        {"classes": [{**LENGTHS, "output_tokens": f"constant:{10**26}"}], "num_requests": 1},
+        {"classes": [{**LENGTHS, "shared_prefix": {"tokens": 4, "groups": 10**11}}], "num_requests": 1},
+        {"classes": [LENGTHS], "num_requests": 3, "arrivals": {"law": "gamma", "rate": 1, "burstiness": 1e-200}},
+    ],
+)
+def test_what_would_take_all_memory_is_refused(change: dict[str, object]) -> None:
+    """These ended in MemoryError, OverflowError, ZeroDivisionError, or not at all."""
+    document = {"classes": [LENGTHS]} | change
+    with pytest.raises(BenchError):
+        build_workload(parse_workload(document, "f"))

@@ -56,7 +56,7 @@ def add_bench(subparsers: Any) -> None:
 
 def _run_bench(args: argparse.Namespace) -> int:
     earlier = None if args.replay is None else read_result(args.replay)
-    options = bench_options(args) if earlier is None else BenchOptions.from_json(earlier.arguments["bench"])
+    options = bench_options(args) if earlier is None else _options_of(earlier)
     if earlier is not None:
         _refuse_beside_replay(args)
         args.engine, args.model = list(earlier.arguments["engine"]), earlier.arguments["model"]
@@ -64,6 +64,17 @@ def _run_bench(args: argparse.Namespace) -> int:
     common = server_options(args)
     chosen = {"engine": args.engine, "model": args.model, "repository": args.repository and str(args.repository)}
     return _Session(options, common, chosen, args.output, args.command_line).run(earlier)
+
+
+def _options_of(result: Result) -> BenchOptions:
+    try:
+        options = BenchOptions.from_json(result.arguments["bench"])
+        # what it is made of is read later: here it is known whose fault it is
+        options.spec()
+        options.variants()
+        return options
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BenchError(f"--replay: the result's arguments are damaged: {error!r}") from None
 
 
 def _refuse_beside_replay(args: argparse.Namespace) -> None:
@@ -266,7 +277,7 @@ class _Session:
                 if not measured.run.generator.problems:
                     return probe_of(rate, self._slos, measured.run, measured.records)
             problem = measured.run.generator.problems[0]
-            raise BenchError(f"{name}: the load generator was the bottleneck {MAX_ATTEMPTS} times: {problem}")
+            raise BenchError(f"{name}: not valid {MAX_ATTEMPTS} times: {problem}")
 
         return try_rate
 

@@ -17,6 +17,8 @@ from noria_bench.server_metrics import Sample, direct_opener, parse_metrics
 
 HEARTBEAT = "noria_heartbeat_timestamp_seconds"
 TIMEOUT_S = 5.0
+# between the clocks of two machines
+MAX_CLOCK_SKEW_S = 60.0
 
 
 def add_health(subparsers: Any) -> None:
@@ -68,6 +70,6 @@ def _stale_heartbeat(samples: Sequence[Sample], now: float, max_age_s: float) ->
         return f"no model is loaded: there is no {HEARTBEAT}"
     oldest = min(heartbeats, key=lambda sample: sample.value)
     age_s = now - oldest.value
-    if age_s <= max_age_s:
+    if -MAX_CLOCK_SKEW_S <= age_s <= max_age_s:
         return None
     return f"the engine of model {oldest.labels.get('model', '?')} last turned {age_s:.1f} s ago, not {max_age_s:g} s"
