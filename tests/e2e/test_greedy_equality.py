@@ -49,7 +49,7 @@ def check(references: list[GreedyReference], answers: list[list[int]]) -> None:
         assert index is None, f"{reference.prompt!r} differs from token {index}: {answer}"
 
 
-@pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("is_streamed", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["streamed", "whole"])
 def test_several_at_once_in_every_mode(any_mode: RunningServer, is_streamed: bool) -> None:
     references = load_reference()[::3] if is_streamed else load_reference()[1::3]
     check(references, ask(any_mode, references, is_streamed))

@@ -344,6 +344,7 @@ def test_tritons_orca_header_finds_what_it_is_made_of(server: RunningServer) -> 
             assert f"{figures['max'] * figures['tokens_per']:.0f}" in header
 
 
+@pytest.mark.slow
 def test_an_unload_leaves_no_load_behind_and_after_a_load_it_goes_on(server: RunningServer) -> None:
     client = grpcclient.InferenceServerClient(server.grpc_url)
     with Client(server.grpc_url) as own:

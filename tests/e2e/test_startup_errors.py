@@ -62,6 +62,7 @@ def test_a_bad_config_names_its_key(tmp_path: Path, edit: Callable[[Path], None]
     assert message in startup_error(tmp_path, repository)
 
 
+@pytest.mark.slow
 def test_a_bad_model_names_its_file(tmp_path: Path) -> None:
     model = tiny_model_dir(tmp_path / "model", "llama")
     weights = model / "model.safetensors"
