@@ -5,7 +5,6 @@ Knows the machine, the installed packages and the source tree; what a server loa
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -48,12 +47,6 @@ def busy_cores(seconds: float = 0.5) -> float:
     return round(busy / total * (os.cpu_count() or 1), 3) if total else 0.0
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Where two environments differ, a line each: `packages.torch: 2.13.0, now 2.14.0`."""
     found = []
@@ -64,13 +57,6 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
         elif then != later:
             found.append(f"{prefix}{key}: {then}, now {later}")
     return found
-
-
-def _digest(file: Any) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(2**20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _cpu() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from noria.serving.server import RunningServer
 from noria_bench.server_metrics import Sample, parse_metrics
 from noria_client.client import AsyncClient, Client
 from noria_client.errors import ServerError
+from support.load_gauges import GAUGES_OF_LOAD
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 TIMEOUT_S = 60.0
@@ -34,19 +35,6 @@ GREEDY = {"temperature": 0}
 MAX_QUEUE_SIZE = 6
 # more than there are slots and places in the queue
 CONCURRENCY = 8 + MAX_QUEUE_SIZE + 4
-GAUGES_OF_LOAD = (
-    "noria_num_requests_running",
-    "noria_num_requests_waiting",
-    "noria_num_requests_paused",
-    "noria_num_tokens_running",
-    "noria_num_tokens_waiting",
-    "noria_kv_blocks_held",
-    "noria_kv_usage",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "vllm:gpu_cache_usage_perc",
-)
 
 
 class Scrape:

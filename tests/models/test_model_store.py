@@ -178,8 +178,8 @@ def test_a_changed_file_is_another_model_and_a_moved_one_the_same(gguf_path, cac
 
 def test_an_unchanged_file_is_hashed_once(gguf_path, cache, monkeypatch):
     hashed = []
-    real = model_store._sha256
-    monkeypatch.setattr(model_store, "_sha256", lambda path: hashed.append(path) or real(path))
+    real = model_store.file_sha256
+    monkeypatch.setattr(model_store, "file_sha256", lambda path: hashed.append(path) or real(path))
     resolve(gguf_path, cache)
     assert hashed.count(gguf_path) == 1
     hashed.clear()
@@ -285,3 +285,8 @@ def test_the_embedded_tokenizer_is_that_of_smollm2():
     theirs = AutoTokenizer.from_pretrained(directory)
     for text in ("Count 12  345.\n\n  def f(x):\n", "naïve 日本語 \U0001f600", " it's we'll"):
         assert tokenizer.encode(text) == theirs(text).input_ids
+
+
+def test_the_digest_of_a_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert model_store.file_sha256(tmp_path / "a").startswith("ba7816bf")

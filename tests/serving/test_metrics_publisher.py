@@ -16,20 +16,8 @@ from noria.serving.metrics_publisher import MAX_ENDED, MetricsPublisher
 from noria.serving.triton_metrics import TritonMetrics
 from support.fake_pb_utils import FakeRequest, Metric, MetricFamily, TritonError, series, total
 from support.fake_service import FakeService
+from support.load_gauges import GAUGES_OF_LOAD
 from support.waiting import TIMEOUT_S, wait_until
-
-GAUGES_OF_LOAD = (
-    "noria_num_requests_running",
-    "noria_num_requests_waiting",
-    "noria_num_requests_paused",
-    "noria_num_tokens_running",
-    "noria_num_tokens_waiting",
-    "noria_kv_blocks_held",
-    "noria_kv_usage",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-)
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from noria.commands.common import engine_config, say
 from noria.config import EMBEDDED_MODEL, default_cache_dir
-from noria.models.model_store import embedded_model_path, resolve_model
+from noria.models.model_store import embedded_model_path, file_sha256, resolve_model
 from noria.models.tokenizer import TOKENIZER_FILE
 from noria.serving.server import ServerOptions, server_environment
 from noria.serving.triton_install import find_triton
-from noria_bench.environment import VARIABLES, file_digest
+from noria_bench.environment import VARIABLES
 
 # of a Hugging Face directory
 _FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")
@@ -27,8 +27,8 @@ def engine_facts(options: ServerOptions) -> dict[str, Any]:
     paths = [source] if source.is_file() else sorted(path for pattern in _FILES for path in source.glob(pattern))
     return {
         "name": config.model if config.model == EMBEDDED_MODEL else source.name,
-        "files": {path.name: file_digest(path) for path in paths},
-        "tokenizer": file_digest(model_directory(options) / TOKENIZER_FILE),
+        "files": {path.name: file_sha256(path) for path in paths},
+        "tokenizer": file_sha256(model_directory(options) / TOKENIZER_FILE),
         "dtype": config.dtype,
         "variables": {name: environment[name] for name in VARIABLES if name in environment},
         # a quantised file is expanded when it is converted

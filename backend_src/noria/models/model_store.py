@@ -115,7 +115,7 @@ def _write_manifest(directory: Path) -> None:
         # onto the disk before the rename: a power cut must not leave a whole name with half its content
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        files[path.name] = {**_fingerprint(path), "sha256": _sha256(path)}
+        files[path.name] = {**_fingerprint(path), "sha256": file_sha256(path)}
     (directory / MANIFEST_FILE).write_text(json.dumps({"files": files}, indent=2), encoding="utf-8")
 
 
@@ -128,7 +128,7 @@ def _is_intact(directory: Path) -> bool:
         path = directory / name
         if not path.is_file() or path.stat().st_size != stated["size"]:
             return False
-        if path.stat().st_mtime_ns != stated["mtime_ns"] and _sha256(path) != stated["sha256"]:
+        if path.stat().st_mtime_ns != stated["mtime_ns"] and file_sha256(path) != stated["sha256"]:
             return False
     return True
 
@@ -140,7 +140,7 @@ def _known_hash(path: Path, hashes: Path) -> str:
     remembered = _read_json(note)
     if {key: remembered.get(key) for key in stated} == stated:
         return str(remembered["sha256"])
-    file_hash = _sha256(path)
+    file_hash = file_sha256(path)
     # only a note: a cache that came with an image and cannot be written serves as well
     with suppress(OSError):
         hashes.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,8 @@ def _fingerprint(path: Path) -> dict[str, int]:
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Of a file's bytes, as hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(2**20):
