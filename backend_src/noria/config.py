@@ -21,6 +21,9 @@ _CHOICES = {
     "batching_mode": ("inflight", "static", "dynamic"),
     "dtype": ("float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
+    "kernels": ("auto", "cpu", "torch"),
+    "weight_quantization": ("none", "int8"),
+    "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
     "admission": ("max_utilization", "guaranteed_no_evict"),
     "insertion": ("immediate", "waiting_served_ratio"),
     "prefill_batching": ("mixed", "separate"),
@@ -82,6 +85,10 @@ class EngineConfig:
     model: `embedded`, a Hugging Face directory, or a .gguf file.
     batching_mode: inflight re-decides the batch at every step; static and dynamic run a closed batch to its end, and
         differ only in how Triton is told to form it.
+    kernels: cpu are the compiled ones, which know float32 on an x86-64 CPU; torch are torch's operators; auto takes cpu
+        where they run.
+    weight_quantization: int8 rounds the weights of linear layers to 8 bits, one scale an output (cpu kernels only).
+    kv_cache_dtype: auto is dtype; with cpu kernels also bfloat16, or int8 with a scale for each token and head.
     block_size: tokens per block of the KV cache.
     num_kv_blocks: blocks of the pool; None takes as many as fit into kv_cache_gib (2**30 bytes).
     max_num_seqs: sequences in one step, the slots.
@@ -120,6 +127,9 @@ class EngineConfig:
     batching_mode: str = "inflight"
     dtype: str = "float32"
     device: str = "auto"
+    kernels: str = "auto"
+    weight_quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_gib: float = 1.0

@@ -5,6 +5,7 @@ Everything that depends on the machine or the model's files, and can be wrong, i
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.kernels.cpu_library import KV_FORMATS, load_library
 from noria.kernels.ops import torch_kernels
+from noria.models.cpu_decoder import CpuDecoder, CpuFormat
 from noria.models.decoder import Decoder
 from noria.models.model_config import ModelConfig, load_model_config
 from noria.models.safetensors_loader import load_weights
@@ -21,8 +24,10 @@ from noria.runtime.model_runner import ModelRunner
 from noria.runtime.sampling import sample
 from noria.runtime.swap import HostKVCache
 
+log = logging.getLogger(__name__)
+
 # bfloat16 and float16 work on a CPU too and halve the memory, but are slower there than float32 without AMX or AVX-512
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
@@ -34,14 +39,80 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
     dtype = _DTYPES[engine_config.dtype]
     torch.set_num_threads(engine_config.num_threads or len(os.sched_getaffinity(0)))
     model_config = load_model_config(model_dir)
-    num_blocks = _num_blocks(engine_config, model_config, dtype)
-    num_host_blocks = _num_host_blocks(engine_config, model_config, dtype)
+    cpu_format = _pick_cpu_format(engine_config, model_config, device)
+    kv_dtype = _DTYPES[_kv_dtype_name(engine_config)]
+    num_blocks = _num_blocks(engine_config, model_config, kv_dtype)
+    num_host_blocks = _num_host_blocks(engine_config, model_config, kv_dtype)
+    weights = load_weights(model_dir, model_config, dtype, device)
     try:
-        decoder = Decoder(model_config, load_weights(model_dir, model_config, dtype, device), torch_kernels())
+        decoder = (
+            CpuDecoder(model_config, weights, cpu_format, torch.get_num_threads())
+            if cpu_format
+            else Decoder(model_config, weights, torch_kernels())
+        )
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"model: {device} does not have the memory for the weights in {dtype}: {error}") from None
-    cache = KVCache(model_config, num_blocks, engine_config.block_size, dtype, device)
+    cache = KVCache(model_config, num_blocks, engine_config.block_size, kv_dtype, device)
     return ModelRunner(decoder, cache, sample, HostKVCache(cache, num_host_blocks) if num_host_blocks else None)
+
+
+def _pick_cpu_format(engine_config: EngineConfig, model_config: ModelConfig, device: torch.device) -> CpuFormat | None:
+    """What the compiled CPU kernels are to compute; None for torch's operators. Logged once.
+
+    Raises ConfigError where the configuration asks for what only the compiled kernels do, and they cannot run.
+    """
+    cpu_format = CpuFormat(
+        is_quantized=engine_config.weight_quantization == "int8",
+        kv_dtype=_kv_dtype_name(engine_config),
+        block_size=engine_config.block_size,
+    )
+    wanted = _wants_cpu_kernels(engine_config)
+    reason = "kernels is torch"
+    if engine_config.kernels != "torch":
+        reason = _why_not_cpu_kernels(engine_config, model_config, device, cpu_format)
+    if not reason:
+        log.info("kernels: the compiled CPU kernels")
+        return cpu_format
+    if wanted:
+        raise ConfigError(f"{wanted} needs the compiled CPU kernels, but {reason}")
+    if device.type == "cpu" and engine_config.kernels == "auto":
+        log.warning("kernels: torch's operators, several times slower than the compiled CPU kernels: %s", reason)
+    else:
+        log.info("kernels: torch's operators")
+    return None
+
+
+def _wants_cpu_kernels(engine_config: EngineConfig) -> str | None:
+    """The setting that only the compiled kernels have, in words."""
+    if engine_config.kernels == "cpu":
+        return "kernels: cpu"
+    if engine_config.weight_quantization != "none":
+        return f"weight_quantization: {engine_config.weight_quantization}"
+    if _kv_dtype_name(engine_config) != engine_config.dtype:
+        return f"kv_cache_dtype: {engine_config.kv_cache_dtype} beside dtype: {engine_config.dtype}"
+    return None
+
+
+def _why_not_cpu_kernels(
+    engine_config: EngineConfig, model_config: ModelConfig, device: torch.device, cpu_format: CpuFormat
+) -> str:
+    """Empty where they can run."""
+    if device.type != "cpu":
+        return f"device is {device.type}"
+    if engine_config.dtype != "float32":
+        return f"dtype must be float32, not {engine_config.dtype}"
+    if cpu_format.kv_dtype not in KV_FORMATS:
+        return f"kv_cache_dtype must be one of {', '.join(KV_FORMATS)}, not {cpu_format.kv_dtype}"
+    try:
+        cpu_format.check(model_config)
+        load_library()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def _kv_dtype_name(engine_config: EngineConfig) -> str:
+    return engine_config.dtype if engine_config.kv_cache_dtype == "auto" else engine_config.kv_cache_dtype
 
 
 def _pick_device(name: str) -> torch.device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,17 +11,26 @@ from noria.errors import ConfigError
 from noria.models.model_config import ModelConfig
 
 GIB = 2**30
+_SCALE_BYTES = 4
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block of `block_size` tokens takes in all layers together."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return 2 * config.num_layers * math.prod(_block_shape(config, block_size, dtype)) * dtype.itemsize
+
+
+def _block_shape(config: ModelConfig, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Of one layer's keys, or values. In int8 a float32 scale for each token and head is among the bytes."""
+    if dtype == torch.int8:
+        return (block_size * config.num_kv_heads * (config.head_dim + _SCALE_BYTES),)
+    return block_size, config.num_kv_heads, config.head_dim
 
 
 class KVCache:
-    """memory: [num_layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim], keys before values.
+    """memory: [num_layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim], keys before values; in int8
+    [num_layers, 2, num_blocks + 1, bytes of a block]. How the numbers lie within a block is the kernels' own affair.
 
-    layers[i]: keys and values of layer i, views of it, each [num_blocks + 1, block_size, num_kv_heads, head_dim].
+    layers[i]: keys and values of layer i, views of it, each [num_blocks + 1, ...].
     The block after the last takes what has to be written somewhere and is never read: padding rows' keys and values.
     """
 
@@ -29,7 +40,7 @@ class KVCache:
         """Raises ConfigError where the memory is not there."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, 2, num_blocks + 1, *_block_shape(config, block_size, dtype))
         try:
             # one piece, and written to: a system that promises more memory than it has would fail later otherwise
             self.memory = torch.empty(shape, dtype=dtype, device=device).zero_()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache
@@ -35,7 +36,7 @@ class ModelRunner:
     """One model, its cache, and the sampler. host_cache: where blocks are swapped out to; None where none ever are."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, sampler: Sampler, host_cache: HostKVCache | None = None
+        self, decoder: Decoder | CpuDecoder, cache: KVCache, sampler: Sampler, host_cache: HostKVCache | None = None
     ) -> None:
         self.decoder = decoder
         self.cache = cache

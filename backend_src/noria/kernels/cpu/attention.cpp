@@ -1,0 +1,311 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "simd.h"
+
+namespace noria {
+namespace {
+
+constexpr int kChunk = 128;
+// positions between the keys that are read and those that are fetched
+constexpr int kAhead = 32;
+constexpr int kMaxTileRows = 4;
+
+#define EACH_ROW _Pragma("GCC unroll 16") for (int m = 0; m < MR; ++m)
+// see linear.cpp
+#define ON_ITS_OWN __attribute__((noinline))
+#define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < NV; ++v)
+
+struct Float32 {
+    using Number = float;
+    static F8 load(const float *x) { return _mm256_loadu_ps(x); }
+};
+
+struct BFloat16 {
+    using Number = uint16_t;
+    static F8 load(const uint16_t *x) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(x)));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    }
+};
+
+struct Int8 {
+    using Number = int8_t;
+    static F8 load(const int8_t *x) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(x))));
+    }
+};
+
+uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return 0x7fc0;
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Positions [begin, end) of a sequence that the queries of a tile see, and where they lie.
+struct Chunk {
+    int start, begin, end;
+};
+
+// What a tile needs while it goes over the chunks; rows are the queries of all heads of the group.
+struct Work {
+    const KVShape &shape;
+    const int32_t *block_table;
+    int kv_head, num_rows;
+    float *q;        // [rows][head_dim], scaled
+    float *out;      // [rows][head_dim]
+    float *weights;  // [rows][kChunk]: scores, then what values are weighted by
+    float *largest;  // [rows]
+    float *total;    // [rows]
+
+    const char *head(const char *cache, int position) const {
+        return cache + block_table[position / shape.block_size] * shape.block_bytes() +
+               kv_head * shape.head_numbers() * shape.element_size();
+    }
+    const float *scales(const char *cache, int position) const {
+        const char *block = cache + block_table[position / shape.block_size] * shape.block_bytes();
+        return reinterpret_cast<const float *>(block + shape.scales_offset()) + kv_head * shape.block_size +
+               position % shape.block_size;
+    }
+};
+
+// Scores of MR rows for 8 NV positions, at `keys`: the first component of the first position.
+template <class Format, int MR, int NV>
+ON_ITS_OWN void score(const typename Format::Number *keys, int key_stride, const float *q, int head_dim, float *scores) {
+    F8 sums[MR][NV];
+    EACH_ROW EACH_VECTOR sums[m][v] = _mm256_setzero_ps();
+    for (int d = 0; d < head_dim; ++d) {
+        F8 k[NV];
+        EACH_VECTOR k[v] = Format::load(keys + d * key_stride + 8 * v);
+        EACH_ROW {
+            const F8 a = _mm256_broadcast_ss(q + m * head_dim + d);
+            EACH_VECTOR sums[m][v] = _mm256_fmadd_ps(a, k[v], sums[m][v]);
+        }
+    }
+    EACH_ROW EACH_VECTOR _mm256_storeu_ps(scores + m * kChunk + 8 * v, sums[m][v]);
+}
+
+// A block's numbers of one head are too short a run for the processor to see coming.
+void prefetch(const char *numbers, size_t size) {
+    for (size_t i = 0; i < size; i += 64) _mm_prefetch(numbers + i, _MM_HINT_T0);
+}
+
+template <class Format, int NV>
+void score_chunk(const Work &work, const char *keys, const char *values, const Chunk &chunk, int end) {
+    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size, step = 8 * NV;
+    const size_t size = step * head_dim * sizeof(typename Format::Number);
+    for (int position = chunk.begin / step * step; position < chunk.end; position += step) {
+        const int ahead = position + kAhead;
+        if (ahead < end) prefetch(work.head(keys, ahead) + ahead % block_size / step * size, size);
+        prefetch(work.head(values, position) + position % block_size / step * size, size);
+        const auto *k = reinterpret_cast<const typename Format::Number *>(work.head(keys, position)) + position % block_size;
+        float *scores = work.weights + position - chunk.start;
+        for (int row = 0; row < work.num_rows; row += kMaxTileRows) {
+            const float *q = work.q + row * head_dim;
+            float *s = scores + row * kChunk;
+            switch (std::min(kMaxTileRows, work.num_rows - row)) {
+            case 1: score<Format, 1, NV>(k, block_size, q, head_dim, s); break;
+            case 2: score<Format, 2, NV>(k, block_size, q, head_dim, s); break;
+            case 3: score<Format, 3, NV>(k, block_size, q, head_dim, s); break;
+            default: score<Format, 4, NV>(k, block_size, q, head_dim, s);
+            }
+        }
+        if constexpr (sizeof(typename Format::Number) == 1) {
+            const float *scales = work.scales(keys, position);
+            for (int row = 0; row < work.num_rows; ++row)
+                for (int v = 0; v < NV; ++v) {
+                    float *s = scores + row * kChunk + 8 * v;
+                    _mm256_storeu_ps(s, _mm256_mul_ps(_mm256_loadu_ps(s), _mm256_loadu_ps(scales + 8 * v)));
+                }
+        }
+    }
+}
+
+// One step of the online softmax of a row that sees positions [begin, end): scores become weights, what was summed up
+// before is brought to the new maximum.
+void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
+    float *weights = work.weights + row * kChunk;
+    const int first = chunk.begin / 8 * 8 - chunk.start, last = (chunk.end + 7) / 8 * 8 - chunk.start;
+    for (int i = first; i < std::max(first, begin - chunk.start); ++i) weights[i] = -INFINITY;
+    for (int i = std::max(first, end - chunk.start); i < last; ++i) weights[i] = -INFINITY;
+    F8 top = _mm256_set1_ps(work.largest[row]), nan = _mm256_setzero_ps();
+    for (int i = first; i < last; i += 8) {
+        const F8 score = _mm256_loadu_ps(weights + i);
+        top = _mm256_max_ps(top, score);
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(score, score, _CMP_UNORD_Q));
+    }
+    float largest = maximum(top);
+    if (_mm256_movemask_ps(nan)) largest = NAN;
+    if (largest == -INFINITY) {
+        for (int i = first; i < last; ++i) weights[i] = 0;
+        return;
+    }
+    F8 total = _mm256_setzero_ps();
+    for (int i = first; i < last; i += 8) {
+        const F8 weight = exponential(_mm256_sub_ps(_mm256_loadu_ps(weights + i), _mm256_set1_ps(largest)));
+        _mm256_storeu_ps(weights + i, weight);
+        total = _mm256_add_ps(total, weight);
+    }
+    if (largest != work.largest[row]) {
+        const float factor = _mm256_cvtss_f32(exponential(_mm256_set1_ps(work.largest[row] - largest)));
+        work.total[row] *= factor;
+        float *out = work.out + row * work.shape.head_dim;
+        for (int d = 0; d < work.shape.head_dim; d += 8)
+            _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(out + d), _mm256_set1_ps(factor)));
+        work.largest[row] = largest;
+    }
+    work.total[row] += sum(total);
+}
+
+// Adds the weighted values of the chunk to 8 NV components of MR rows.
+template <class Format, int MR, int NV>
+ON_ITS_OWN void add_values(const Work &work, const char *values, const Chunk &chunk, int row, int component) {
+    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
+    float *out = work.out + row * head_dim + component;
+    const float *weights = work.weights + row * kChunk - chunk.start;
+    F8 sums[MR][NV];
+    EACH_ROW EACH_VECTOR sums[m][v] = _mm256_loadu_ps(out + m * head_dim + 8 * v);
+    for (int position = chunk.begin; position < chunk.end;) {
+        const auto *value = reinterpret_cast<const typename Format::Number *>(work.head(values, position)) +
+                            position % block_size * head_dim + component;
+        const int end = std::min(chunk.end, (position / block_size + 1) * block_size);
+        for (; position < end; ++position, value += head_dim) {
+            F8 x[NV];
+            EACH_VECTOR x[v] = Format::load(value + 8 * v);
+            EACH_ROW {
+                const F8 weight = _mm256_broadcast_ss(weights + m * kChunk + position);
+                EACH_VECTOR sums[m][v] = _mm256_fmadd_ps(weight, x[v], sums[m][v]);
+            }
+        }
+    }
+    EACH_ROW EACH_VECTOR _mm256_storeu_ps(out + m * head_dim + 8 * v, sums[m][v]);
+}
+
+template <class Format, int NV> void add_chunk(const Work &work, const char *values, const Chunk &chunk) {
+    if constexpr (sizeof(typename Format::Number) == 1)
+        for (int position = chunk.begin; position < chunk.end; ++position) {
+            const float scale = *work.scales(values, position);
+            for (int row = 0; row < work.num_rows; ++row) work.weights[row * kChunk + position - chunk.start] *= scale;
+        }
+    for (int row = 0; row < work.num_rows; row += kMaxTileRows)
+        for (int component = 0; component < work.shape.head_dim; component += 8 * NV) {
+            switch (std::min(kMaxTileRows, work.num_rows - row)) {
+            case 1: add_values<Format, 1, NV>(work, values, chunk, row, component); break;
+            case 2: add_values<Format, 2, NV>(work, values, chunk, row, component); break;
+            case 3: add_values<Format, 3, NV>(work, values, chunk, row, component); break;
+            default: add_values<Format, 4, NV>(work, values, chunk, row, component);
+            }
+        }
+}
+
+// What of [0, position] a query at `position` sees.
+struct Span {
+    int begin, end;
+};
+
+Span visible(const AttentionShape &shape, const AttentionRow &row, int position) {
+    const int end = std::min(position + 1, row.context_len);
+    const int begin = shape.sliding_window ? std::max(0, position - shape.sliding_window + 1) : 0;
+    return {std::min(begin, end), end};
+}
+
+template <class Format>
+void attend_as(const AttentionShape &shape, const AttentionRow &row, const QueryTile &tile, const Work &work,
+               const char *keys, const char *values) {
+    const int position = row.first_position + tile.first_query;
+    const int begin = visible(shape, row, position).begin;
+    const int end = visible(shape, row, position + tile.num_queries - 1).end;
+    const bool is_wide_block = shape.kv.block_size % 16 == 0, is_wide_head = shape.kv.head_dim % 16 == 0;
+    for (int start = begin / kChunk * kChunk; start < end; start += kChunk) {
+        const Chunk chunk{start, std::max(begin, start), std::min(end, start + kChunk)};
+        is_wide_block ? score_chunk<Format, 2>(work, keys, values, chunk, end)
+                      : score_chunk<Format, 1>(work, keys, values, chunk, end);
+        for (int index = 0; index < work.num_rows; ++index) {
+            const Span span = visible(shape, row, position + index / shape.group());
+            weigh(work, index, chunk, span.begin, span.end);
+        }
+        is_wide_head ? add_chunk<Format, 2>(work, values, chunk) : add_chunk<Format, 1>(work, values, chunk);
+    }
+}
+
+template <class Number> void spread(const float *key, const float *value, const KVShape &shape, char *keys, char *values,
+                                    int offset, Number (*convert)(float)) {
+    auto *k = reinterpret_cast<Number *>(keys) + offset;
+    auto *v = reinterpret_cast<Number *>(values) + offset * shape.head_dim;
+    for (int d = 0; d < shape.head_dim; ++d) {
+        k[d * shape.block_size] = convert(key[d]);
+        v[d] = convert(value[d]);
+    }
+}
+
+// The scale of x [count], of which `rounded` gets the whole numbers; NaN where x has one.
+float round_head(const float *x, int count, int8_t *rounded, int stride) {
+    float top = 0;
+    for (int d = 0; d < count; ++d) {
+        if (!std::isfinite(x[d])) return NAN;
+        top = std::max(top, std::fabs(x[d]));
+    }
+    const float inverse = 127 / top;
+    const bool is_zero = !std::isfinite(inverse);
+    for (int d = 0; d < count; ++d) rounded[d * stride] = is_zero ? 0 : static_cast<int8_t>(std::lrintf(x[d] * inverse));
+    return is_zero ? 0 : top / 127;
+}
+
+}  // namespace
+
+size_t AttentionShape::scratch_size() const {
+    const size_t num_rows = static_cast<size_t>(tile_queries()) * group();
+    return num_rows * (2 * kv.head_dim + kChunk + 2);
+}
+
+void write_kv(const KVShape &shape, char *keys, char *values, int64_t slot, const float *key, const float *value) {
+    const int64_t block = slot / shape.block_size;
+    const int offset = static_cast<int>(slot % shape.block_size);
+    char *key_block = keys + block * shape.block_bytes(), *value_block = values + block * shape.block_bytes();
+    auto *key_scales = reinterpret_cast<float *>(key_block + shape.scales_offset()) + offset;
+    auto *value_scales = reinterpret_cast<float *>(value_block + shape.scales_offset()) + offset;
+    for (int head = 0; head < shape.num_kv_heads; ++head, key += shape.head_dim, value += shape.head_dim) {
+        char *k = key_block + head * shape.head_numbers() * shape.element_size();
+        char *v = value_block + head * shape.head_numbers() * shape.element_size();
+        switch (shape.format) {
+        case KVFormat::kFloat32: spread<float>(key, value, shape, k, v, offset, [](float x) { return x; }); break;
+        case KVFormat::kBFloat16: spread<uint16_t>(key, value, shape, k, v, offset, to_bfloat16); break;
+        case KVFormat::kInt8:
+            key_scales[head * shape.block_size] =
+                round_head(key, shape.head_dim, reinterpret_cast<int8_t *>(k) + offset, shape.block_size);
+            value_scales[head * shape.block_size] =
+                round_head(value, shape.head_dim, reinterpret_cast<int8_t *>(v) + offset * shape.head_dim, 1);
+        }
+    }
+}
+
+void attend(const AttentionShape &shape, const AttentionRow &row, const QueryTile &tile, int kv_head, const char *keys,
+            const char *values, const float *q, size_t q_stride, float *out, size_t out_stride, float *scratch) {
+    const int head_dim = shape.kv.head_dim, group = shape.group(), num_rows = tile.num_queries * group;
+    float *scaled = scratch, *sums = scaled + num_rows * head_dim, *weights = sums + num_rows * head_dim;
+    float *largest = weights + num_rows * kChunk, *total = largest + num_rows;
+    const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
+    for (int index = 0; index < num_rows; ++index) {
+        const float *query = q + (tile.first_query + index / group) * q_stride + (kv_head * group + index % group) * head_dim;
+        for (int d = 0; d < head_dim; ++d) scaled[index * head_dim + d] = query[d] * scale;
+        largest[index] = -INFINITY;
+        total[index] = 0;
+    }
+    memset(sums, 0, num_rows * head_dim * sizeof(float));
+    const Work work{shape.kv, row.block_table, kv_head, num_rows, scaled, sums, weights, largest, total};
+    switch (shape.kv.format) {
+    case KVFormat::kFloat32: attend_as<Float32>(shape, row, tile, work, keys, values); break;
+    case KVFormat::kBFloat16: attend_as<BFloat16>(shape, row, tile, work, keys, values); break;
+    case KVFormat::kInt8: attend_as<Int8>(shape, row, tile, work, keys, values);
+    }
+    for (int index = 0; index < num_rows; ++index) {
+        float *target = out + (tile.first_query + index / group) * out_stride + (kv_head * group + index % group) * head_dim;
+        const float inverse = total[index] == 0 ? 0 : 1 / total[index];
+        for (int d = 0; d < head_dim; ++d) target[d] = sums[index * head_dim + d] * inverse;
+    }
+}
+
+}  // namespace noria

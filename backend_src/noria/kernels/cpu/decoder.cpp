@@ -1,0 +1,361 @@
+// One forward pass of a decoder of the Llama family, as one call: the C interface of this library.
+//
+// kernels/cpu_library.py describes the structures to Python and must say the same. Every stage is shared out among the
+// team by rows, panels of outputs or heads; no result depends on who computed it.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "simd.h"
+#include "team.h"
+
+using namespace noria;
+
+extern "C" {
+
+struct NoriaLayer {
+    const float *attention_norm;
+    const float *mlp_norm;
+    // [num_heads + num_kv_heads][head_dim], or null
+    const float *qk_norm;
+    Linear qkv, attention_output, gate_up, down;
+};
+
+struct NoriaModel {
+    int32_t num_layers, hidden_size, intermediate_size, vocab_size;
+    AttentionShape attention;
+    float rms_norm_eps;
+    const NoriaLayer *layers;
+    const float *embedding;
+    const float *final_norm;
+    Linear head;
+};
+
+// cos, sin [num_tokens][head_dim / 2]. cache: [num_layers][2][num_blocks] blocks, keys before values.
+// logits [num_logits][vocab_size]: of the tokens logit_indices.
+struct NoriaStep {
+    int32_t num_tokens, num_rows, num_logits;
+    const int64_t *token_ids;
+    const int64_t *slot_mapping;
+    const int64_t *logit_indices;
+    const float *cos;
+    const float *sin;
+    const AttentionRow *rows;
+    char *cache;
+    int64_t num_blocks;
+    float *logits;
+    // seconds spent in each of NoriaStage, or null
+    double *stage_seconds;
+};
+
+enum NoriaStage { kStageLinear, kStageHead, kStageAttention, kStagePointwise, kNumStages };
+
+}  // extern "C"
+
+namespace {
+
+// Grows and never shrinks, so that a server stops asking the system for memory once it has seen its largest step.
+template <class T> class Buffer {
+public:
+    ~Buffer() { free(data_); }
+    T *reserve(size_t count) {
+        if (count > capacity_) {
+            free(data_);
+            // whole pages of the hardware's largest vector
+            data_ = static_cast<T *>(aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64));
+            capacity_ = data_ ? count : 0;
+        }
+        return data_;
+    }
+
+private:
+    T *data_ = nullptr;
+    size_t capacity_ = 0;
+};
+
+double now_s() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + 1e-9 * time.tv_nsec;
+}
+
+}  // namespace
+
+struct NoriaContext {
+    explicit NoriaContext(int num_threads) : team(num_threads) {}
+    Team team;
+    Buffer<float> x, normed, qkv, attention, gate_up, scratch, scale;
+    Buffer<int16_t> rounded;
+    std::vector<QueryTile> tiles;
+};
+
+namespace {
+
+class Pass {
+public:
+    Pass(NoriaContext &context, const NoriaModel &model, const NoriaStep &step)
+        : team_(context.team), model_(model), step_(step), tiles_(context.tiles) {
+        const size_t tokens = step.num_tokens, rows = std::max(step.num_tokens, step.num_logits);
+        const auto &shape = model.attention;
+        attention_width_ = static_cast<size_t>(shape.num_heads) * shape.kv.head_dim;
+        qkv_width_ = attention_width_ + 2 * static_cast<size_t>(shape.kv.num_kv_heads) * shape.kv.head_dim;
+        widest_ = std::max({static_cast<size_t>(model.hidden_size), attention_width_, static_cast<size_t>(model.intermediate_size)});
+        x_ = context.x.reserve(rows * model.hidden_size);
+        normed_ = context.normed.reserve(rows * widest_);
+        qkv_ = context.qkv.reserve(tokens * qkv_width_);
+        attended_ = context.attention.reserve(tokens * attention_width_);
+        gate_up_ = context.gate_up.reserve(tokens * 2 * model.intermediate_size);
+        scratch_ = context.scratch.reserve(team_.size() * shape.scratch_size());
+        scale_ = context.scale.reserve(rows);
+        is_rounded_ = model.head.scale != nullptr;
+        rounded_ = is_rounded_ ? context.rounded.reserve(rows * rounded_stride(widest_)) : nullptr;
+        tiles_.clear();
+        const int size = shape.tile_queries();
+        for (int row = 0; row < step.num_rows; ++row)
+            for (int first = 0; first < step.rows[row].num_queries; first += size)
+                tiles_.push_back({row, first, std::min(size, step.rows[row].num_queries - first)});
+    }
+
+    bool has_memory() const {
+        return x_ && normed_ && qkv_ && attended_ && gate_up_ && scratch_ && scale_ && (rounded_ || !is_rounded_);
+    }
+
+    void run() {
+        team_.run([](void *self, int thread) { static_cast<Pass *>(self)->forward(thread); }, this);
+    }
+
+private:
+    void forward(int thread) {
+        const auto &shape = model_.attention;
+        const size_t hidden = model_.hidden_size, plane = step_.num_blocks * shape.kv.block_bytes();
+        start(thread);
+        for_each_row(step_.num_tokens, [&](int t) {
+            memcpy(x_ + t * hidden, model_.embedding + step_.token_ids[t] * hidden, hidden * sizeof(float));
+        });
+        for (int index = 0; index < model_.num_layers; ++index) {
+            const NoriaLayer &layer = model_.layers[index];
+            char *keys = step_.cache + 2 * index * plane, *values = keys + plane;
+            Rows rows = normalise(nullptr, step_.num_tokens, layer.attention_norm);
+            finish(thread, kStagePointwise);
+            product(layer.qkv, rows, step_.num_tokens, qkv_, qkv_width_, false);
+            finish(thread, kStageLinear);
+            for_each_row(step_.num_tokens, [&](int t) { rotate_and_write(layer, t, keys, values); });
+            finish(thread, kStagePointwise);
+            team_.for_each(static_cast<int>(tiles_.size()) * shape.kv.num_kv_heads, [&](int task) {
+                const QueryTile &tile = tiles_[task / shape.kv.num_kv_heads];
+                const AttentionRow &row = step_.rows[tile.row];
+                attend(shape, row, tile, task % shape.kv.num_kv_heads, keys, values, qkv_ + row.query_start * qkv_width_,
+                       qkv_width_, attended_ + row.query_start * attention_width_, attention_width_,
+                       scratch_ + thread * shape.scratch_size());
+            });
+            finish(thread, kStageAttention);
+            rows = present(attended_, step_.num_tokens, attention_width_);
+            finish(thread, kStagePointwise);
+            product(layer.attention_output, rows, step_.num_tokens, x_, hidden, true);
+            finish(thread, kStageLinear);
+            rows = normalise(nullptr, step_.num_tokens, layer.mlp_norm);
+            finish(thread, kStagePointwise);
+            product(layer.gate_up, rows, step_.num_tokens, gate_up_, 2 * model_.intermediate_size, false);
+            finish(thread, kStageLinear);
+            rows = gate(step_.num_tokens);
+            finish(thread, kStagePointwise);
+            product(layer.down, rows, step_.num_tokens, x_, hidden, true);
+            finish(thread, kStageLinear);
+        }
+        const Rows rows = normalise(step_.logit_indices, step_.num_logits, model_.final_norm);
+        finish(thread, kStagePointwise);
+        product(model_.head, rows, step_.num_logits, step_.logits, model_.vocab_size, false);
+        finish(thread, kStageHead);
+    }
+
+    void start(int thread) {
+        if (thread == 0 && step_.stage_seconds) stage_start_s_ = now_s();
+    }
+
+    void finish(int thread, NoriaStage stage) {
+        if (thread != 0 || !step_.stage_seconds) return;
+        const double now = now_s();
+        step_.stage_seconds[stage] += now - stage_start_s_;
+        stage_start_s_ = now;
+    }
+
+    // task(row) for each of so many rows, several at a time where there are many
+    template <class Task> void for_each_row(int count, Task task) {
+        const int size = std::max(1, count / (8 * team_.size()));
+        team_.for_each((count + size - 1) / size, [&](int part) {
+            for (int row = part * size; row < std::min(count, (part + 1) * size); ++row) task(row);
+        });
+    }
+
+    // `values` [rows][width], of which each row has been through `round`, as the input of a product.
+    Rows as_input(const float *values, size_t width) const {
+        return {values, rounded_, scale_, is_rounded_ ? rounded_stride(width) : static_cast<int>(width)};
+    }
+
+    void round(const float *values, int row, size_t width) {
+        if (is_rounded_)
+            scale_[row] = round_row(values + row * width, width, rounded_ + row * static_cast<size_t>(rounded_stride(width)));
+    }
+
+    Rows present(const float *values, int count, size_t width) {
+        if (is_rounded_) for_each_row(count, [&](int row) { round(values, row, width); });
+        return as_input(values, width);
+    }
+
+    // RMS norms of the rows of x_ at `indices`, or of the first `count`.
+    Rows normalise(const int64_t *indices, int count, const float *weight) {
+        const size_t width = model_.hidden_size;
+        for_each_row(count, [&](int row) {
+            rms_norm(x_ + (indices ? indices[row] : row) * width, weight, width, normed_ + row * width);
+            round(normed_, row, width);
+        });
+        return as_input(normed_, width);
+    }
+
+    void rms_norm(const float *x, const float *weight, size_t width, float *y) const {
+        F8 squares = _mm256_setzero_ps();
+        float rest = 0;
+        size_t i = 0;
+        for (; i + 8 <= width; i += 8) {
+            const F8 value = _mm256_loadu_ps(x + i);
+            squares = _mm256_fmadd_ps(value, value, squares);
+        }
+        for (; i < width; ++i) rest += x[i] * x[i];
+        const float factor = 1 / std::sqrt((sum(squares) + rest) / width + model_.rms_norm_eps);
+        for (i = 0; i < width; ++i) y[i] = x[i] * factor * weight[i];
+    }
+
+    void rotate_and_write(const NoriaLayer &layer, int token, char *keys, char *values) {
+        const auto &shape = model_.attention;
+        const int head_dim = shape.kv.head_dim, half = head_dim / 2, num_turned = shape.num_heads + shape.kv.num_kv_heads;
+        const float *cos = step_.cos + static_cast<size_t>(token) * half, *sin = step_.sin + static_cast<size_t>(token) * half;
+        float *heads = qkv_ + token * qkv_width_;
+        for (int head = 0; head < num_turned; ++head) {
+            float *x = heads + head * head_dim;
+            if (layer.qk_norm) rms_norm(x, layer.qk_norm + head * head_dim, head_dim, x);
+            for (int i = 0; i < half; ++i) {
+                const float first = x[i], second = x[half + i];
+                x[i] = first * cos[i] - second * sin[i];
+                x[half + i] = second * cos[i] + first * sin[i];
+            }
+        }
+        write_kv(shape.kv, keys, values, step_.slot_mapping[token], heads + attention_width_, heads + num_turned * head_dim);
+    }
+
+    // silu(gate) * up of each token.
+    Rows gate(int count) {
+        const size_t width = model_.intermediate_size;
+        for_each_row(count, [&](int token) {
+            swiglu(gate_up_ + token * 2 * width, width, normed_ + token * width);
+            round(normed_, token, width);
+        });
+        return as_input(normed_, width);
+    }
+
+    static void swiglu(const float *gate, size_t width, float *y) {
+        const float *up = gate + width;
+        const F8 one = _mm256_set1_ps(1);
+        size_t i = 0;
+        for (; i + 8 <= width; i += 8) {
+            const F8 g = _mm256_loadu_ps(gate + i);
+            const F8 silu = _mm256_div_ps(g, _mm256_add_ps(one, exponential(_mm256_sub_ps(_mm256_setzero_ps(), g))));
+            _mm256_storeu_ps(y + i, _mm256_mul_ps(silu, _mm256_loadu_ps(up + i)));
+        }
+        for (; i < width; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+    }
+
+    void product(const Linear &linear, const Rows &x, int count, float *y, size_t y_stride, bool is_added) {
+        // rows whose inputs stay in the cache next to the processor while the panels pass by
+        const int row_bytes = x.stride * (is_rounded_ ? sizeof(int16_t) : sizeof(float));
+        const int row_block = std::max(1, kRowBlockBytes / row_bytes / kTileRows) * kTileRows;
+        const int num_row_blocks = (count + row_block - 1) / row_block, panels = num_panels(linear.num_outputs);
+        const int size = std::max(1, panels / (kTasksPerThread * team_.size()));
+        const int num_parts = (panels + size - 1) / size;
+        team_.for_each(num_parts * num_row_blocks, [&](int task) {
+            const int part = task % num_parts, first_row = task / num_parts * row_block;
+            multiply(linear, x, part * size, std::min(panels, (part + 1) * size), first_row,
+                     std::min(count, first_row + row_block), y, y_stride, is_added);
+        });
+    }
+
+    static constexpr int kRowBlockBytes = 128 * 1024;
+    static constexpr int kTasksPerThread = 6;
+
+    Team &team_;
+    const NoriaModel &model_;
+    const NoriaStep &step_;
+    std::vector<QueryTile> &tiles_;
+    size_t attention_width_, qkv_width_, widest_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *scratch_, *scale_;
+    int16_t *rounded_;
+    bool is_rounded_;
+    double stage_start_s_ = 0;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Compiled for AVX2 and FMA, which not every x86-64 has.
+int noria_cpu_is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+const char *noria_compiler() { return __VERSION__; }
+
+NoriaContext *noria_context_create(int num_threads) {
+    auto *context = new NoriaContext(num_threads);
+    if (context->team.is_complete()) return context;
+    delete context;
+    return nullptr;
+}
+
+void noria_context_destroy(NoriaContext *context) { delete context; }
+
+// 0, or 1 where there is no memory.
+int noria_forward(NoriaContext *context, const NoriaModel *model, const NoriaStep *step) {
+    Pass pass(*context, *model, *step);
+    if (!pass.has_memory()) return 1;
+    pass.run();
+    return 0;
+}
+
+// weight [num_outputs][num_inputs] to panels; see linear.h. Rows beyond the last output are zero.
+void noria_pack_float32(const float *weight, int32_t num_outputs, int32_t num_inputs, float *packed) {
+    for (int n = 0; n < num_panels(num_outputs) * kPanel; ++n)
+        for (int k = 0; k < num_inputs; ++k)
+            packed[(static_cast<size_t>(n / kPanel) * num_inputs + k) * kPanel + n % kPanel] =
+                n < num_outputs ? weight[static_cast<size_t>(n) * num_inputs + k] : 0;
+}
+
+// scale [num_outputs]
+void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_inputs, int8_t *packed, float *scale) {
+    const size_t num_pairs = (num_inputs + 1) / 2;
+    memset(packed, 0, num_panels(num_outputs) * num_pairs * 2 * kPanel);
+    for (int n = 0; n < num_outputs; ++n) {
+        const float *row = weight + static_cast<size_t>(n) * num_inputs;
+        float top = 0;
+        for (int k = 0; k < num_inputs; ++k) top = std::max(top, std::fabs(row[k]));
+        scale[n] = top / 127;
+        if (top == 0) continue;
+        int8_t *panel = packed + n / kPanel * num_pairs * 2 * kPanel + n % kPanel * 2;
+        for (int k = 0; k < num_inputs; ++k)
+            panel[k / 2 * 2 * kPanel + k % 2] = static_cast<int8_t>(std::lrintf(row[k] / scale[n]));
+    }
+}
+
+// y [rows][num_outputs] of x [rows][num_inputs], by one thread: for tests and for the peak that a profile compares with.
+void noria_linear(const Linear *linear, const float *x, int32_t rows, float *y) {
+    const int stride = linear->scale ? rounded_stride(linear->num_inputs) : linear->num_inputs;
+    std::vector<int16_t> rounded(linear->scale ? static_cast<size_t>(rows) * stride : 0);
+    std::vector<float> scale(rows);
+    if (linear->scale)
+        for (int row = 0; row < rows; ++row)
+            scale[row] = round_row(x + static_cast<size_t>(row) * linear->num_inputs, linear->num_inputs,
+                                   rounded.data() + static_cast<size_t>(row) * stride);
+    multiply(*linear, {x, rounded.data(), scale.data(), stride}, 0, num_panels(linear->num_outputs), 0, rows, y,
+             linear->num_outputs, false);
+}
+
+}  // extern "C"
