@@ -27,11 +27,12 @@ ALLOWED = {
     "timeline": {"engine", *CONTRACTS},
     # the command line: starts servers, and converts a model before one starts
     "commands": {
-        *("serving", "models", "offline", "timeline", "simulation", "calibration", "recorded_costs"),
+        *("serving", "models", "offline", "timeline", "simulation", "calibration", "recorded_costs", "profiling"),
         *CONTRACTS,
     },
     # the two that know both the real engine and the simulated one
     "calibration": {"engine", "runtime", "models", "scheduling", "simulation", *CONTRACTS},
+    "profiling": {"calibration", "engine", "runtime", "models", "kernels", *CONTRACTS},
     "recorded_costs": {"timeline", "simulation", *CONTRACTS},
     "cli": {"commands", "errors"},
     "offline": {"engine", *CONTRACTS},

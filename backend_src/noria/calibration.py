@@ -24,7 +24,8 @@ from noria.engine.text import TextTokenizer
 from noria.models.model_config import load_model_config
 from noria.models.model_store import resolve_model
 from noria.models.tokenizer import load_tokenizer
-from noria.runtime.build import build_runner
+from noria.runtime.build import build_runner, kv_dtype
+from noria.runtime.kv_cache import bytes_per_block
 from noria.runtime.model_runner import ModelRunner
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import (
@@ -49,7 +50,6 @@ NUM_COPIED_BLOCKS = (1, 16, 64)
 MIN_ROUNDS = 3
 NUM_OVERHEAD_STEPS = 64
 
-_BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAMPLING = SamplingParams(max_tokens=2**20, temperature=0.0)
 
 
@@ -93,11 +93,7 @@ def describe_origin(config: EngineConfig, say: Callable[[str], None]) -> dict[st
         "num_threads": config.num_threads or len(os.sched_getaffinity(0)),
         "machine": f"{platform.node()}, {platform.machine()}",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "kv_bytes_per_token": 2
-        * model.num_layers
-        * model.num_kv_heads
-        * model.head_dim
-        * _BYTES_PER_NUMBER[config.dtype],
+        "kv_bytes_per_token": bytes_per_block(model, config.block_size, kv_dtype(config)) / config.block_size,
     }
 
 

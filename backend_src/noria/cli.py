@@ -14,6 +14,7 @@ from noria.commands.bench import add_bench
 from noria.commands.calibrate import add_calibrate
 from noria.commands.demo import add_demo
 from noria.commands.health import add_health
+from noria.commands.profile import add_profile
 from noria.commands.serve import add_serve
 from noria.commands.simulate import add_simulate
 from noria.commands.study import add_study
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         add_demo,
         add_trace,
         add_calibrate,
+        add_profile,
         add_simulate,
         add_study,
         add_tune,

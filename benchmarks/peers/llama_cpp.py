@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import llama_cpp
+import llama_cpp  # type: ignore[import-not-found]
 import numpy as np
 
 from peers.protocol import Answer, PeerRequest, PeerWorkload, Task, main
@@ -120,6 +120,9 @@ class LlamaCpp:
         batch.n_tokens += 1
         one.num_computed += 1
         return int(index)
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
 
 
 def load(task: Task, workload: PeerWorkload) -> LlamaCpp:

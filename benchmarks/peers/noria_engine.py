@@ -48,8 +48,9 @@ class NoriaEngine:
         answers: dict[int, Answer] = {}
         for request in requests:
             self._num_requests += 1
-            params = sampling_params_from({"temperature": 0.0, "ignore_eos": True, "max_tokens": request.max_tokens})
-            engine.add(Request(self._num_requests, request.prompt_token_ids, params, stop_token_ids=frozenset()))
+            sampling = {"temperature": 0.0, "ignore_eos": True, "max_tokens": request.max_tokens}
+            params = sampling_params_from(sampling)
+            engine.add(Request(self._num_requests, request.prompt_token_ids, params, seed=0))
             answers[self._num_requests] = Answer([], [])
         while engine.has_work:
             engine.step()
@@ -61,6 +62,9 @@ class NoriaEngine:
                 answer.token_ids.extend(token.token_id for token in output.tokens)
                 answer.times_s.extend(now for _ in output.tokens)
         return list(answers.values())
+
+    def close(self) -> None:
+        self._engine.close()
 
 
 def load(task: Task, workload: PeerWorkload) -> NoriaEngine:

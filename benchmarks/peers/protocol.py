@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class PeerWorkload:
-    """requests: all at once, in order. single: one, for its decode steps. prefills: one at a time, of one output token."""
+    """requests: all at once, in order. single: for its decode steps. prefills: one at a time, of one output token."""
 
     requests: tuple[PeerRequest, ...]
     single: PeerRequest
@@ -81,6 +81,9 @@ class Peer(Protocol):
     def generate(self, requests: Sequence[PeerRequest]) -> list[Answer]:
         """The answers in the requests' order; all requests are there at once, at most `slots` run together."""
 
+    def close(self) -> None:
+        """End what would keep the process alive."""
+
 
 def read_workload(path: Path) -> PeerWorkload:
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -108,6 +111,7 @@ def main(load: Callable[[Task, PeerWorkload], Peer], packages: Sequence[str]) ->
     }
     if task.has_singles:
         result |= measure_singles(peer, workload)
+    peer.close()
     print(json.dumps(result), file=report, flush=True)
 
 

@@ -70,6 +70,9 @@ class TransformersGenerate:
             for request, row in zip(requests, rows, strict=True)
         ]
 
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
 
 def load(task: Task, workload: PeerWorkload) -> TransformersGenerate:
     return TransformersGenerate(task)

@@ -1,7 +1,7 @@
 """Transformers' continuous batching as a peer: the manager behind `generate_batch`, kept between calls.
 
-`generate_batch` itself takes one max_new_tokens for all requests and makes a cache anew in every call; its manager takes
-one for each request.
+`generate_batch` itself takes one max_new_tokens for all requests and makes a cache anew in every call; its manager
+takes one for each request.
 """
 
 from __future__ import annotations

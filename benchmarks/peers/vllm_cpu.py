@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Sequence
 
-from vllm import LLM, SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
 from peers.protocol import Answer, PeerRequest, PeerWorkload, Task, main
 
@@ -54,6 +54,9 @@ class VllmCpu:
                 answers[output.request_id].token_ids.extend(new)
                 answers[output.request_id].times_s.extend(now for _ in new)
         return list(answers.values())
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
 
 
 def load(task: Task, workload: PeerWorkload) -> VllmCpu:

@@ -40,9 +40,9 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
     torch.set_num_threads(engine_config.num_threads or len(os.sched_getaffinity(0)))
     model_config = load_model_config(model_dir)
     cpu_format = _pick_cpu_format(engine_config, model_config, device)
-    kv_dtype = _DTYPES[_kv_dtype_name(engine_config)]
-    num_blocks = _num_blocks(engine_config, model_config, kv_dtype)
-    num_host_blocks = _num_host_blocks(engine_config, model_config, kv_dtype)
+    number = kv_dtype(engine_config)
+    num_blocks = _num_blocks(engine_config, model_config, number)
+    num_host_blocks = _num_host_blocks(engine_config, model_config, number)
     weights = load_weights(model_dir, model_config, dtype, device)
     try:
         decoder = (
@@ -52,7 +52,7 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"model: {device} does not have the memory for the weights in {dtype}: {error}") from None
-    cache = KVCache(model_config, num_blocks, engine_config.block_size, kv_dtype, device)
+    cache = KVCache(model_config, num_blocks, engine_config.block_size, number, device)
     return ModelRunner(decoder, cache, sample, HostKVCache(cache, num_host_blocks) if num_host_blocks else None)
 
 
@@ -113,6 +113,11 @@ def _why_not_cpu_kernels(
 
 def _kv_dtype_name(engine_config: EngineConfig) -> str:
     return engine_config.dtype if engine_config.kv_cache_dtype == "auto" else engine_config.kv_cache_dtype
+
+
+def kv_dtype(engine_config: EngineConfig) -> torch.dtype:
+    """Of the numbers in the KV cache."""
+    return _DTYPES[_kv_dtype_name(engine_config)]
 
 
 def _pick_device(name: str) -> torch.device:

@@ -1,0 +1,141 @@
+"""A profile as tables and as JSON. Knows nothing of how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from noria.config import EngineConfig
+
+if TYPE_CHECKING:
+    from noria.profiling.floor import MachineLimits, Work
+    from noria.profiling.profiler import Profile, ProfiledCase
+
+
+def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str, Any]) -> list[str]:
+    """environment: `machine`, `busy_cores_before` and `busy_cores_after`."""
+    machine, best, usual = environment["machine"], profile.limits, profile.median_limits
+    peaks = f"{profile.weight_dtype} {best.weight_macs_per_s / 1e9:.1f} ({usual.weight_macs_per_s / 1e9:.1f})"
+    if best.weight_macs_per_s != best.attention_macs_per_s:
+        peaks += f", float32 {best.attention_macs_per_s / 1e9:.1f} ({usual.attention_macs_per_s / 1e9:.1f})"
+    before, after = environment["busy_cores_before"], environment["busy_cores_after"]
+    return [
+        f"{machine['cpu']['model']}, {machine['num_cores']} cores, {profile.num_threads} threads; others took "
+        f"{before:.2f} cores before, {after:.2f} after",
+        f"{config.model}, {profile.kernels} kernels; weights {profile.weight_dtype}, "
+        f"{profile.weight_bytes / 1e6:.1f} MB a step; KV {profile.kv_dtype}, {profile.kv_bytes_per_token:.0f} bytes a "
+        "token",
+        f"reads {best.bytes_per_s / 1e9:.1f} GB/s ({usual.bytes_per_s / 1e9:.1f}); multiplies, 1e9 a second: {peaks}",
+        f"best of {len(profile.cases[0].runs)} rounds, in brackets the median",
+    ]
+
+
+def time_table(profile: Profile) -> Table:
+    """A row a case: what the step takes, and its parts."""
+    table = Table(
+        title="Where the time of a step goes, ms",
+        caption="Medians, each of its own: parts need not add up exactly. engine: scheduling and text, measured apart.",
+        box=SIMPLE,
+    )
+    table.add_column("")
+    for heading in ("step", "least", *profile.parts):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for case in profile.cases:
+        times = (case.median_s, case.min_s, *(case.part_median_s(part) for part in profile.parts))
+        table.add_row(case.case.name, *(_ms(seconds) for seconds in times))
+    return table
+
+
+def floor_table(profile: Profile) -> Table:
+    """A row a case: the step, and each part that has a floor and was measured, as measured / floor = ratio."""
+    table = Table(
+        title="Beside the floor, ms: measured / floor = ratio",
+        caption="R: the floor is reading the bytes; M: it is the multiply-adds.",
+        box=SIMPLE,
+    )
+    table.add_column("")
+    parts = [part for part in profile.cases[0].work if part in profile.parts]
+    for heading in ("step", *parts):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for case in profile.cases:
+        cells = [_against_floor(case.median_s, case.total_work, profile.limits)]
+        cells += [_against_floor(case.part_median_s(part), case.work[part], profile.limits) for part in parts]
+        table.add_row(case.case.name, *cells)
+    return table
+
+
+def _against_floor(seconds: float, work: Work, limits: MachineLimits) -> str:
+    floor_s = limits.floor_s(work)
+    letter = "R" if limits.read_s(work) >= limits.compute_s(work) else "M"
+    return f"{_ms(seconds)} / {_ms(floor_s)} {letter} = {seconds / floor_s:.2f}"
+
+
+def _ms(seconds: float) -> str:
+    """Three digits, or all before the point."""
+    milliseconds = seconds * 1e3
+    num_decimals = sum(milliseconds < limit for limit in (100, 10, 1))
+    return f"{milliseconds:.{num_decimals}f}"
+
+
+def profile_json(profile: Profile) -> dict[str, Any]:
+    """Times in ms. Runs are kept one by one, their parts too."""
+    return {
+        "kernels": profile.kernels,
+        "num_threads": profile.num_threads,
+        "weights": {"dtype": profile.weight_dtype, "bytes_per_step": profile.weight_bytes},
+        "kv_cache": {"dtype": profile.kv_dtype, "bytes_per_token": profile.kv_bytes_per_token},
+        "limits": _limits_json(profile.limits),
+        "median_limits": _limits_json(profile.median_limits),
+        "cases": [_case_json(case, profile) for case in profile.cases],
+    }
+
+
+def _limits_json(limits: MachineLimits) -> dict[str, float]:
+    return {
+        "read_bytes_per_s": limits.bytes_per_s,
+        "weight_macs_per_s": limits.weight_macs_per_s,
+        "attention_macs_per_s": limits.attention_macs_per_s,
+    }
+
+
+def _case_json(profiled: ProfiledCase, profile: Profile) -> dict[str, Any]:
+    case, limits = profiled.case, profile.limits
+    parts: dict[str, dict[str, Any]] = {}
+    for part in dict.fromkeys([*profile.parts, *profiled.work]):
+        # torch's operators are timed as one part, the model, of which linear layers and attention are not told apart
+        median_ms = profiled.part_median_s(part) * 1e3 if part in profile.parts else None
+        parts[part] = {} if median_ms is None else {"median_ms": median_ms}
+        if part in profiled.work:
+            parts[part] |= _floor_json(profiled.work[part], limits, median_ms)
+    return {
+        "name": case.name,
+        "num_sequences": case.num_rows,
+        "num_tokens": case.num_rows * case.num_tokens,
+        "num_cached_tokens": case.num_cached,
+        "step": {
+            "median_ms": profiled.median_s * 1e3,
+            "min_ms": profiled.min_s * 1e3,
+            **_floor_json(profiled.total_work, limits, profiled.median_s * 1e3),
+        },
+        "parts": parts,
+        "runs": [
+            {"step_ms": run.whole * 1e3, "parts_ms": {part: seconds * 1e3 for part, seconds in run.parts.items()}}
+            for run in profiled.runs
+        ],
+    }
+
+
+def _floor_json(work: Work, limits: MachineLimits, measured_ms: float | None) -> dict[str, Any]:
+    floor_ms = limits.floor_s(work) * 1e3
+    return {
+        "bytes_read": work.num_bytes,
+        "weight_macs": work.num_weight_macs,
+        "attention_macs": work.num_attention_macs,
+        "read_ms": limits.read_s(work) * 1e3,
+        "compute_ms": limits.compute_s(work) * 1e3,
+        "floor_ms": floor_ms,
+        "ratio": None if measured_ms is None else measured_ms / floor_ms,
+    }
