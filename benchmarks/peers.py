@@ -35,8 +35,8 @@ from noria_bench.errors import BenchError
 ROOT = Path(__file__).parent.parent
 
 
-def main() -> int:
-    args = _parser().parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         noria = [noria_variant(text) for text in args.noria or ["float32:"]]

@@ -70,7 +70,7 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 
 
 def reason(text: str, otherwise: str) -> str:
-    """The last line of a log that names an error, or `otherwise`."""
+    """The last line of a log that names an error, or its last, or `otherwise` for an empty one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
-    return (errors or [otherwise])[-1][:300]
+    return (errors or lines or [otherwise])[-1][:300]

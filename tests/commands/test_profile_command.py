@@ -35,7 +35,7 @@ def test_every_figure_is_there(
     assert main(["profile", *arguments]) == 0
     out = capsys.readouterr().out
     parts = [*(STAGES if kernels == "cpu" else TORCH_PARTS), *OTHER_PARTS]
-    for words in ("1 threads", "weights float32", "KV float32, 512 bytes a token", "GB/s", "others took", *parts):
+    for words in ("num_threads 1", "weights float32", "KV float32, 512 bytes a token", "GB/s", "others took", *parts):
         assert words in out
     # a row in each of the two tables
     assert [out.count(name) for name in CASES] == [2, 2, 2]

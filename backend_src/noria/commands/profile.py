@@ -107,7 +107,5 @@ def _measure(config: EngineConfig, batches: list[int], args: argparse.Namespace)
 
 
 def _check_can_write(path: Path) -> None:
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"--json {path} cannot be written: {error.strerror}") from None
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--json {path} cannot be written")

@@ -23,7 +23,7 @@ def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str,
         peaks += f", float32 {best.attention_macs_per_s / 1e9:.1f} ({usual.attention_macs_per_s / 1e9:.1f})"
     before, after = environment["busy_cores_before"], environment["busy_cores_after"]
     return [
-        f"{machine['cpu']['model']}, {machine['num_cores']} cores, {profile.num_threads} threads; others took "
+        f"{machine['cpu']['model']}, {machine['num_cores']} cores, num_threads {profile.num_threads}; others took "
         f"{before:.2f} cores before, {after:.2f} after",
         f"{config.model}, {profile.kernels} kernels; weights {profile.weight_dtype}, "
         f"{profile.weight_bytes / 1e6:.1f} MB a step; KV {profile.kv_dtype}, {profile.kv_bytes_per_token:.0f} bytes a "
