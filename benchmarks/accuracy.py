@@ -1,4 +1,4 @@
-"""What int8 weights and narrower KV caches cost in accuracy, on the embedded model, against float32 by torch's operators.
+"""What int8 weights and narrow KV caches cost in accuracy on the embedded model, against float32 by torch's operators.
 
     python benchmarks/accuracy.py [--output FILE.json] [--variant NAME:KEY=VALUE,...] [--text FILE] [--model MODEL]
 
@@ -21,7 +21,6 @@ from typing import Any
 from accuracy_prompts import PROMPTS
 from accuracy_scoring import (
     CHUNK_TOKENS,
-    Answer,
     AnswerComparison,
     TextComparison,
     compare_answers,
@@ -32,6 +31,7 @@ from accuracy_scoring import (
     num_blocks_for,
     windows,
 )
+
 from noria.config import EMBEDDED_MODEL, EngineConfig
 from noria.config_sources import load_engine_config
 from noria.errors import ConfigError
@@ -83,33 +83,32 @@ class AccuracyBenchmark:
         self._end_token_ids = runner.decoder.config.eos_token_ids or self._tokenizer.eos_token_ids
         self._log_probs = [list(log_probs(runner, window)) for window in self._windows]
         self._answers = greedy_answers(runner, self._prompts, ANSWER_TOKENS, self._end_token_ids)
-        self.reference = self._accuracy(runner, REFERENCE, REFERENCE_OPTIONS, self._answers)
+        text = compare_text(self._windows, self._log_probs, self._log_probs)
+        answers = compare_answers(self._answers, [answer.token_ids for answer in self._answers], self._answers)
+        self.reference = _accuracy(REFERENCE, REFERENCE_OPTIONS, runner, text, answers)
 
     def measure(self, name: str, options: Mapping[str, str]) -> Accuracy:
         """options: keys and values of EngineConfig. Raises ConfigError."""
         runner = self._runner(options)
+        forced = [forced_choices(runner, answer) for answer in self._answers]
         own = greedy_answers(runner, self._prompts, ANSWER_TOKENS, self._end_token_ids)
-        return self._accuracy(runner, name, options, own)
+        ours = (log_probs(runner, window) for window in self._windows)
+        text = compare_text(self._windows, ours, self._log_probs)
+        return _accuracy(name, options, runner, text, compare_answers(self._answers, forced, own))
 
     def _runner(self, options: Mapping[str, str]) -> ModelRunner:
         config = engine_config(options)
         num_blocks = num_blocks_for(WINDOW_TOKENS, self._prompts, ANSWER_TOKENS, config.block_size)
         return build_runner(engine_config({**options, "num_kv_blocks": str(num_blocks)}), self._model_dir)
 
-    def _accuracy(
-        self, runner: ModelRunner, name: str, options: Mapping[str, str], own: Sequence[Answer]
-    ) -> Accuracy:
-        decoder, cache = runner.decoder, runner.cache
-        forced = [forced_choices(runner, answer) for answer in self._answers]
-        block_bytes = bytes_per_block(decoder.config, cache.block_size, cache.layers[0][0].dtype)
-        return Accuracy(
-            name=name,
-            options=options,
-            text=compare_text(runner, self._windows, self._log_probs),
-            answers=compare_answers(self._answers, forced, own),
-            weight_bytes=decoder.weight_bytes if isinstance(decoder, CpuDecoder) else None,
-            kv_bytes_per_token=block_bytes // cache.block_size,
-        )
+
+def _accuracy(
+    name: str, options: Mapping[str, str], runner: ModelRunner, text: TextComparison, answers: AnswerComparison
+) -> Accuracy:
+    decoder, cache = runner.decoder, runner.cache
+    block_bytes = bytes_per_block(decoder.config, cache.block_size, cache.layers[0][0].dtype)
+    weight_bytes = decoder.weight_bytes if isinstance(decoder, CpuDecoder) else None
+    return Accuracy(name, options, text, answers, weight_bytes, block_bytes // cache.block_size)
 
 
 def engine_config(options: Mapping[str, str]) -> EngineConfig:
@@ -205,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, metavar="FILE", help="keep the results as JSON")
     parser.add_argument("--variant", action="append", metavar="NAME:KEY=VALUE,...", help="in place of the usual ones")
     parser.add_argument("--text", type=Path, default=text, metavar="FILE", help="for the perplexity")
-    parser.add_argument("--model", default=EMBEDDED_MODEL, help=f"a directory or .gguf file (default: {EMBEDDED_MODEL})")
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="a directory or .gguf file (default: the embedded one)")
     return parser
 
 

@@ -7,7 +7,7 @@ cache rounds is in the logits. Knows nothing of variants, texts or tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -68,9 +68,7 @@ def windows(token_ids: Sequence[int], size: int) -> list[Sequence[int]]:
     return [window for window in cut if len(window) > 1]
 
 
-def num_blocks_for(
-    window_size: int, prompts: Sequence[Sequence[int]], max_answer_tokens: int, block_size: int
-) -> int:
+def num_blocks_for(window_size: int, prompts: Sequence[Sequence[int]], max_answer_tokens: int, block_size: int) -> int:
     """Blocks of a cache that holds a window, and at another time all the answers together."""
     answers = sum(-(-(len(prompt) + max_answer_tokens) // block_size) for prompt in prompts)
     return max(-(-window_size // block_size), answers)
@@ -95,17 +93,17 @@ def log_probs(runner: ModelRunner, token_ids: Sequence[int], first: int = 0) -> 
 
 
 def compare_text(
-    runner: ModelRunner, texts: Sequence[Sequence[int]], reference: Sequence[Sequence[Tensor]]
+    texts: Sequence[Sequence[int]], ours: Iterable[Iterable[Tensor]], reference: Sequence[Sequence[Tensor]]
 ) -> TextComparison:
-    """reference: of each text, what `log_probs` gave for the reference."""
+    """ours, reference: of each text, what `log_probs` gave for the variant, and for the reference."""
     losses, differences, divergences = [], [], []
-    for token_ids, expected in zip(texts, reference, strict=True):
+    for token_ids, own, expected in zip(texts, ours, reference, strict=True):
         targets = torch.tensor(token_ids[1:]).split(CHUNK_TOKENS)
-        for ours, theirs, target in zip(log_probs(runner, token_ids), expected, targets, strict=True):
-            loss, reference_loss = (-one.gather(-1, target[:, None])[:, 0] for one in (ours, theirs))
+        for q, p, target in zip(own, expected, targets, strict=True):
+            loss, expected_loss = (-one.gather(-1, target[:, None])[:, 0] for one in (q, p))
             losses.append(loss)
-            differences.append(loss - reference_loss)
-            divergences.append(theirs.sub(ours).mul_(theirs.exp()).sum(-1))
+            differences.append(loss - expected_loss)
+            divergences.append(p.sub(q).mul_(p.exp()).sum(-1))
     loss, difference, divergence = (torch.cat(parts).double() for parts in (losses, differences, divergences))
     root = math.sqrt(len(loss))
     return TextComparison(

@@ -20,7 +20,7 @@ from typing import Any
 from peers.installing import InstallError, install
 from peers.noria_engine import engine_config
 from peers.protocol import Task
-from peers.registry import PEERS, PeerSpec, noria_variant
+from peers.registry import PEERS, PeerSpec, noria_variant, with_variables
 from peers.running import run_peer
 from peers.summary import markdown
 from peers.workload import make_workload, write_workload
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         noria = [noria_variant(text) for text in args.noria or ["float32:"]]
-        specs = _chosen([*noria, *PEERS], args.only)
+        _check_names([*noria, *PEERS])
+        specs = _chosen(with_variables([*noria, *PEERS], args.variables), args.only)
         for spec in specs:
             if spec.is_noria:
                 # a wrong key is better known before an hour of others' runs
@@ -113,15 +114,19 @@ class _Comparison:
         return markdown(self._runs, [spec.name for spec in self._specs], noria, self._failures)
 
 
+def _check_names(specs: Sequence[PeerSpec]) -> None:
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--noria: names must differ: {', '.join(names)}")
+
+
 def _chosen(specs: Sequence[PeerSpec], only: str | None) -> list[PeerSpec]:
-    """Raises ValueError for a name that there is not, or that is there twice."""
+    """Raises ValueError for a name that there is not."""
     names = [spec.name for spec in specs]
     wanted = names if only is None else only.split(",")
     unknown = [name for name in wanted if name not in names]
     if unknown:
         raise ValueError(f"--only: there is no {unknown[0]!r}; there are {', '.join(names)}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"--noria: names must differ: {', '.join(names)}")
     return [spec for spec in specs if spec.name in wanted]
 
 
@@ -138,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--venvs", type=Path, default=ROOT / ".peers", metavar="DIR", help="the peers' environments")
     parser.add_argument("--only", metavar="NAME,NAME", help="of the peers and variants, which are noria-NAME")
     parser.add_argument("--noria", action="append", metavar="NAME:KEY=VALUE,...", help="a variant; may be repeated")
+    parser.add_argument(
+        "--variables", action="append", default=[], metavar="PEER:NAME=VALUE,...", help="of a peer's environment"
+    )
     parser.add_argument("--slots", type=_slots, default=[16], metavar="N,N", help="sequences in a step (default: 16)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N")
     parser.add_argument("--num-requests", type=int, default=32, metavar="N")

@@ -15,7 +15,7 @@ from noria.kernels.cpu_library import STAGES, find_library
 from noria.models.model_config import load_model_config
 from noria.profiling.cases import Case, case_step, check_cases, decode_case, prefill_case
 from noria.profiling.floor import MachineLimits, WeightFormat, Work, WorkCounter
-from noria.profiling.profiler import MIN_ROUNDS, OTHER_PARTS, TORCH_PARTS, Profile, profile
+from noria.profiling.profiler import MIN_ROUNDS, OTHER_PARTS, TORCH_PARTS, WHOLE_STEP, Profile, profile
 from noria.runtime.build import build_runner
 from noria.runtime.model_runner import ModelRunner
 from support.tiny_models import tiny_model_dir
@@ -126,7 +126,7 @@ def check_consistency(result: Profile, cases: list[Case], model_parts: tuple[str
     assert result.parts == (*model_parts, *OTHER_PARTS)
     for profiled in result.cases:
         assert len(profiled.runs) >= MIN_ROUNDS
-        assert profiled.min_s <= profiled.median_s
+        assert profiled.seconds(WHOLE_STEP) == [run.whole for run in profiled.runs]
         for run in profiled.runs:
             # the python part is the rest: were it negative, parts would overlap
             assert all(seconds >= 0 for seconds in run.parts.values()), run

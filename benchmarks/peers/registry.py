@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -23,6 +23,7 @@ class PeerSpec:
 
     requirements: the pinned packages of its own environment; None runs in Noria's.
     build: variables while those are installed. options: the module's own, see there.
+    variables: of its environment, over what `variables` gives it.
     """
 
     name: str
@@ -30,6 +31,7 @@ class PeerSpec:
     requirements: Path | None = None
     build: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_noria(self) -> bool:
@@ -55,26 +57,37 @@ def noria_variant(text: str) -> PeerSpec:
 
     Raises ValueError.
     """
-    name, _, rest = text.partition(":")
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    if not name or any(not key or not is_equal for key, is_equal, _ in pairs):
-        raise ValueError(f"--noria must be NAME:KEY=VALUE,... and not {text!r}")
-    return PeerSpec(f"noria-{name}", "noria_engine", options={key: value for key, _, value in pairs})
+    name, options = _named_pairs("--noria", text)
+    return PeerSpec(f"noria-{name}", "noria_engine", options=options)
+
+
+def with_variables(specs: Sequence[PeerSpec], texts: Sequence[str]) -> list[PeerSpec]:
+    """The specs with the variables of `PEER:NAME=VALUE,...` texts over their own. Raises ValueError."""
+    changed = {spec.name: spec for spec in specs}
+    for text in texts:
+        name, values = _named_pairs("--variables", text)
+        if name not in changed:
+            raise ValueError(f"--variables: there is no {name!r}; there are {', '.join(changed)}")
+        changed[name] = replace(changed[name], variables={**changed[name].variables, **values})
+    return list(changed.values())
 
 
 def variables(spec: PeerSpec, venv: Path | None, num_threads: int) -> dict[str, str]:
     """What is set in the peer's environment, beside what CLEARED leaves. docs/peers.md says why."""
-    threads = {"OMP_NUM_THREADS": str(num_threads)}
     common = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**common, **_advised(spec, venv, num_threads), **spec.variables}
+
+
+def _advised(spec: PeerSpec, venv: Path | None, num_threads: int) -> dict[str, str]:
+    threads = {"OMP_NUM_THREADS": str(num_threads)}
     if spec.is_noria:
-        return {**common, "OMP_WAIT_POLICY": "PASSIVE"}
+        return {"OMP_WAIT_POLICY": "PASSIVE"}
     if spec.module == "llama_cpp":
-        return {**common, **threads, "OMP_WAIT_POLICY": "ACTIVE"}
+        return {**threads, "OMP_WAIT_POLICY": "ACTIVE"}
     if spec.module == "vllm_cpu":
         assert venv is not None
         preloaded = [*sorted(glob.glob(_TCMALLOC))[:1], str(venv / "lib" / "libiomp5.so")]
         return {
-            **common,
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
             "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -83,4 +96,12 @@ def variables(spec: PeerSpec, venv: Path | None, num_threads: int) -> dict[str, 
             "VLLM_NO_USAGE_STATS": "1",
             "LD_PRELOAD": ":".join(preloaded),
         }
-    return {**common, **threads}
+    return threads
+
+
+def _named_pairs(option: str, text: str) -> tuple[str, dict[str, str]]:
+    name, _, rest = text.partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    if not name or any(not key or not is_equal for key, is_equal, _ in pairs):
+        raise ValueError(f"{option} must be NAME:KEY=VALUE,... and not {text!r}")
+    return name, {key: value for key, _, value in pairs}

@@ -27,7 +27,7 @@ from peers.protocol import (  # noqa: E402
     measure_singles,
     read_workload,
 )
-from peers.registry import CLEARED, PEERS, PeerSpec, noria_variant, variables  # noqa: E402
+from peers.registry import CLEARED, PEERS, PeerSpec, noria_variant, variables, with_variables  # noqa: E402
 from peers.running import run_peer  # noqa: E402
 from peers.summary import markdown, ratio  # noqa: E402
 from peers.workload import FIRST_TOKEN_ID, make_workload, write_workload  # noqa: E402
@@ -161,6 +161,15 @@ def test_a_variant_of_noria_is_a_name_and_keys() -> None:
     for text in (":a=b", "x:a", "x:=b"):
         with pytest.raises(ValueError, match="--noria must be NAME:KEY=VALUE"):
             noria_variant(text)
+
+
+def test_a_peer_s_variables_can_be_set() -> None:
+    (changed, *others) = with_variables(PEERS, [f"{PEERS[0].name}:OMP_WAIT_POLICY=PASSIVE,OMP_NUM_THREADS=1"])
+    assert (changed.name, others) == (PEERS[0].name, list(PEERS[1:]))
+    found = variables(changed, None, 2)
+    assert (found["OMP_WAIT_POLICY"], found["OMP_NUM_THREADS"]) == ("PASSIVE", "1")
+    with pytest.raises(ValueError, match=r"there is no 'nobody'; there are transformers-generate, "):
+        with_variables(PEERS, ["nobody:A=1"])
 
 
 def test_what_a_caller_has_set_for_threads_reaches_no_peer() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from noria.profiling.profiler import Profile
 
 # what the tables take where nobody looks at them through a terminal
-FILE_WIDTH = 120
+FILE_WIDTH = 140
 
 
 def add_profile(subparsers: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
@@ -13,6 +14,10 @@ from noria.config import EngineConfig
 if TYPE_CHECKING:
     from noria.profiling.floor import MachineLimits, Work
     from noria.profiling.profiler import Profile, ProfiledCase
+
+# profiler.WHOLE_STEP, whose module imports torch
+_STEP = "step"
+_RATIOS = {"ratio": "median", "min_ratio": "min"}
 
 
 def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str, Any]) -> list[str]:
@@ -41,36 +46,38 @@ def time_table(profile: Profile) -> Table:
         box=SIMPLE,
     )
     table.add_column("")
-    for heading in ("step", "least", *profile.parts):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in (_STEP, "least", *profile.parts):
+        table.add_column(heading, justify="right")
     for case in profile.cases:
-        times = (case.median_s, case.min_s, *(case.part_median_s(part) for part in profile.parts))
-        table.add_row(case.case.name, *(_ms(seconds) for seconds in times))
+        parts = (median(case.seconds(part)) for part in profile.parts)
+        times = (median(case.seconds(_STEP)), min(case.seconds(_STEP)), *parts)
+        table.add_row(case.case.name, *map(_ms, times))
     return table
 
 
 def floor_table(profile: Profile) -> Table:
-    """A row a case: the step, and each part that has a floor and was measured, as measured / floor = ratio."""
+    """A row a case: the step, and each part that has a floor and was measured."""
     table = Table(
-        title="Beside the floor, ms: measured / floor = ratio",
+        title="Beside the floor, ms: measured / floor = ratio (ratio of the fastest run)",
         caption="R: the floor is reading the bytes; M: it is the multiply-adds.",
         box=SIMPLE,
     )
     table.add_column("")
-    parts = [part for part in profile.cases[0].work if part in profile.parts]
-    for heading in ("step", *parts):
-        table.add_column(heading, justify="right", no_wrap=True)
+    parts = [_STEP, *(part for part in profile.cases[0].work if part in profile.parts)]
+    for heading in parts:
+        table.add_column(heading, justify="right")
     for case in profile.cases:
-        cells = [_against_floor(case.median_s, case.total_work, profile.limits)]
-        cells += [_against_floor(case.part_median_s(part), case.work[part], profile.limits) for part in parts]
-        table.add_row(case.case.name, *cells)
+        table.add_row(
+            case.case.name,
+            *(_against_floor(case.seconds(part), case.work_of(part), profile.limits) for part in parts),
+        )
     return table
 
 
-def _against_floor(seconds: float, work: Work, limits: MachineLimits) -> str:
-    floor_s = limits.floor_s(work)
+def _against_floor(seconds: Sequence[float], work: Work, limits: MachineLimits) -> str:
+    floor_s, usual_s = limits.floor_s(work), median(seconds)
     letter = "R" if limits.read_s(work) >= limits.compute_s(work) else "M"
-    return f"{_ms(seconds)} / {_ms(floor_s)} {letter} = {seconds / floor_s:.2f}"
+    return f"{_ms(usual_s)} / {_ms(floor_s)} {letter} = {usual_s / floor_s:.2f} ({min(seconds) / floor_s:.2f})"
 
 
 def _ms(seconds: float) -> str:
@@ -102,25 +109,16 @@ def _limits_json(limits: MachineLimits) -> dict[str, float]:
 
 
 def _case_json(profiled: ProfiledCase, profile: Profile) -> dict[str, Any]:
-    case, limits = profiled.case, profile.limits
-    parts: dict[str, dict[str, Any]] = {}
-    for part in dict.fromkeys([*profile.parts, *profiled.work]):
-        # torch's operators are timed as one part, the model, of which linear layers and attention are not told apart
-        median_ms = profiled.part_median_s(part) * 1e3 if part in profile.parts else None
-        parts[part] = {} if median_ms is None else {"median_ms": median_ms}
-        if part in profiled.work:
-            parts[part] |= _floor_json(profiled.work[part], limits, median_ms)
+    case = profiled.case
+    # of torch's operators linear layers and attention have a floor, but were timed as one
+    parts = dict.fromkeys([*profile.parts, *profiled.work])
     return {
         "name": case.name,
         "num_sequences": case.num_rows,
         "num_tokens": case.num_rows * case.num_tokens,
         "num_cached_tokens": case.num_cached,
-        "step": {
-            "median_ms": profiled.median_s * 1e3,
-            "min_ms": profiled.min_s * 1e3,
-            **_floor_json(profiled.total_work, limits, profiled.median_s * 1e3),
-        },
-        "parts": parts,
+        _STEP: _part_json(profiled, _STEP, profile),
+        "parts": {part: _part_json(profiled, part, profile) for part in parts},
         "runs": [
             {"step_ms": run.whole * 1e3, "parts_ms": {part: seconds * 1e3 for part, seconds in run.parts.items()}}
             for run in profiled.runs
@@ -128,14 +126,26 @@ def _case_json(profiled: ProfiledCase, profile: Profile) -> dict[str, Any]:
     }
 
 
-def _floor_json(work: Work, limits: MachineLimits, measured_ms: float | None) -> dict[str, Any]:
-    floor_ms = limits.floor_s(work) * 1e3
+def _part_json(profiled: ProfiledCase, part: str, profile: Profile) -> dict[str, Any]:
+    """What was measured, the floor, and the ratios of the two, as far as there are such."""
+    is_measured, has_floor = part in (_STEP, *profile.parts), part in (_STEP, *profiled.work)
+    entry: dict[str, Any] = {}
+    if is_measured:
+        seconds = profiled.seconds(part)
+        entry |= {"median_ms": median(seconds) * 1e3, "min_ms": min(seconds) * 1e3}
+    if has_floor:
+        entry |= _floor_json(profiled.work_of(part), profile.limits)
+    if is_measured and has_floor:
+        entry |= {name: entry[f"{kind}_ms"] / entry["floor_ms"] for name, kind in _RATIOS.items()}
+    return entry
+
+
+def _floor_json(work: Work, limits: MachineLimits) -> dict[str, Any]:
     return {
         "bytes_read": work.num_bytes,
         "weight_macs": work.num_weight_macs,
         "attention_macs": work.num_attention_macs,
         "read_ms": limits.read_s(work) * 1e3,
         "compute_ms": limits.compute_s(work) * 1e3,
-        "floor_ms": floor_ms,
-        "ratio": None if measured_ms is None else measured_ms / floor_ms,
+        "floor_ms": limits.floor_s(work) * 1e3,
     }

@@ -38,6 +38,7 @@ MIN_ROUNDS = 3
 # the model's parts where torch's operators compute it, which do not tell them apart
 TORCH_PARTS = ("model",)
 OTHER_PARTS = ("sampling", "python", "engine")
+WHOLE_STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,12 @@ class ProfiledCase:
     work: Mapping[str, Work]
     runs: tuple[StepTimes, ...]
 
-    @property
-    def total_work(self) -> Work:
-        return sum(self.work.values(), Work())
+    def work_of(self, part: str) -> Work:
+        return sum(self.work.values(), Work()) if part == WHOLE_STEP else self.work[part]
 
-    @property
-    def median_s(self) -> float:
-        return median(run.whole for run in self.runs)
-
-    @property
-    def min_s(self) -> float:
-        return min(run.whole for run in self.runs)
-
-    def part_median_s(self, part: str) -> float:
-        return median(run.parts[part] for run in self.runs)
+    def seconds(self, part: str) -> list[float]:
+        """Of each run. part: WHOLE_STEP, or one that the runs have."""
+        return [run.whole if part == WHOLE_STEP else run.parts[part] for run in self.runs]
 
 
 @dataclass(frozen=True, slots=True)

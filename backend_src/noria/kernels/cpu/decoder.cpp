@@ -329,16 +329,20 @@ void noria_pack_float32(const float *weight, int32_t num_outputs, int32_t num_in
                 n < num_outputs ? weight[static_cast<size_t>(n) * num_inputs + k] : 0;
 }
 
-// scale [num_outputs]
+// scale [num_outputs]: NaN for an output whose weights are not all finite, which no rounding must hide.
 void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_inputs, int8_t *packed, float *scale) {
     const size_t num_pairs = (num_inputs + 1) / 2;
     memset(packed, 0, num_panels(num_outputs) * num_pairs * 2 * kPanel);
     for (int n = 0; n < num_outputs; ++n) {
         const float *row = weight + static_cast<size_t>(n) * num_inputs;
-        float top = 0;
-        for (int k = 0; k < num_inputs; ++k) top = std::max(top, std::fabs(row[k]));
-        scale[n] = top / 127;
-        if (top == 0) continue;
+        float top = 0, check = 0;
+        for (int k = 0; k < num_inputs; ++k) {
+            top = std::max(top, std::fabs(row[k]));
+            // 0 for a finite number, NaN for any other
+            check += row[k] * 0.0f;
+        }
+        scale[n] = check == 0 ? top / 127 : NAN;
+        if (!(scale[n] > 0)) continue;
         int8_t *panel = packed + n / kPanel * num_pairs * 2 * kPanel + n % kPanel * 2;
         for (int k = 0; k < num_inputs; ++k)
             panel[k / 2 * 2 * kPanel + k % 2] = static_cast<int8_t>(std::lrintf(row[k] / scale[n]));
