@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -225,17 +223,3 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
         command.main(["--output", str(tmp_path / "out"), *arguments])
     assert words in f"{ended.value} {capsys.readouterr().err}"
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_three_engines_give_the_same_tokens_for_the_same_workload(tmp_path: Path) -> None:
-    size = ("--num-requests", "4", "--scale", "0.05", "--prompt-scale", "0.1", "--slots", "2", "--repeat", "1")
-    names = ["noria-float32", "transformers-generate", "transformers-generate-batch"]
-    command = [sys.executable, str(COMMAND), "--output", str(tmp_path), "--only", ",".join(names), *size]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert [run["peer"] for run in runs] == names
-    assert len({run["first_answer_digest"] for run in runs}) == 1
-    assert {run["num_output_tokens"] for run in runs} == {1 + 2 + 5 + 25}
-    assert done.stdout == (tmp_path / "table.md").read_text()
