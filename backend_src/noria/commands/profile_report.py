@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 # profiler.WHOLE_STEP, whose module imports torch
 _STEP = "step"
-_RATIOS = {"ratio": "median", "min_ratio": "min"}
+_RATIOS = {"ratio": "median", "fastest_ratio": "fastest"}
 
 
 def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str, Any]) -> list[str]:
@@ -49,9 +48,8 @@ def time_table(profile: Profile) -> Table:
     for heading in (_STEP, "least", *profile.parts):
         table.add_column(heading, justify="right")
     for case in profile.cases:
-        parts = (median(case.seconds(part)) for part in profile.parts)
-        times = (median(case.seconds(_STEP)), min(case.seconds(_STEP)), *parts)
-        table.add_row(case.case.name, *map(_ms, times))
+        parts = (case.median_s(part) for part in profile.parts)
+        table.add_row(case.case.name, *map(_ms, (case.median_s(_STEP), case.fastest.whole, *parts)))
     return table
 
 
@@ -67,17 +65,16 @@ def floor_table(profile: Profile) -> Table:
     for heading in parts:
         table.add_column(heading, justify="right")
     for case in profile.cases:
-        table.add_row(
-            case.case.name,
-            *(_against_floor(case.seconds(part), case.work_of(part), profile.limits) for part in parts),
-        )
+        table.add_row(case.case.name, *(_against_floor(case, part, profile.limits) for part in parts))
     return table
 
 
-def _against_floor(seconds: Sequence[float], work: Work, limits: MachineLimits) -> str:
-    floor_s, usual_s = limits.floor_s(work), median(seconds)
+def _against_floor(case: ProfiledCase, part: str, limits: MachineLimits) -> str:
+    work, usual_s = case.work_of(part), case.median_s(part)
+    floor_s = limits.floor_s(work)
     letter = "R" if limits.read_s(work) >= limits.compute_s(work) else "M"
-    return f"{_ms(usual_s)} / {_ms(floor_s)} {letter} = {usual_s / floor_s:.2f} ({min(seconds) / floor_s:.2f})"
+    ratio, fastest_ratio = usual_s / floor_s, case.fastest.seconds(part) / floor_s
+    return f"{_ms(usual_s)} / {_ms(floor_s)} {letter} = {ratio:.2f} ({fastest_ratio:.2f})"
 
 
 def _ms(seconds: float) -> str:
@@ -131,8 +128,7 @@ def _part_json(profiled: ProfiledCase, part: str, profile: Profile) -> dict[str,
     is_measured, has_floor = part in (_STEP, *profile.parts), part in (_STEP, *profiled.work)
     entry: dict[str, Any] = {}
     if is_measured:
-        seconds = profiled.seconds(part)
-        entry |= {"median_ms": median(seconds) * 1e3, "min_ms": min(seconds) * 1e3}
+        entry |= {"median_ms": profiled.median_s(part) * 1e3, "fastest_ms": profiled.fastest.seconds(part) * 1e3}
     if has_floor:
         entry |= _floor_json(profiled.work_of(part), profile.limits)
     if is_measured and has_floor:

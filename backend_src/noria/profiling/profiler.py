@@ -52,6 +52,10 @@ class StepTimes:
     whole: float
     parts: Mapping[str, float]
 
+    def seconds(self, part: str) -> float:
+        """part: WHOLE_STEP, or one of parts."""
+        return self.whole if part == WHOLE_STEP else self.parts[part]
+
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCase:
@@ -64,9 +68,14 @@ class ProfiledCase:
     def work_of(self, part: str) -> Work:
         return sum(self.work.values(), Work()) if part == WHOLE_STEP else self.work[part]
 
-    def seconds(self, part: str) -> list[float]:
-        """Of each run. part: WHOLE_STEP, or one that the runs have."""
-        return [run.whole if part == WHOLE_STEP else run.parts[part] for run in self.runs]
+    def median_s(self, part: str) -> float:
+        return median(run.seconds(part) for run in self.runs)
+
+    @property
+    def fastest(self) -> StepTimes:
+        """A part's own least would be too little: a thread that wakes late finds that others have done its share, and
+        counts the time before to the part at whose end it slept."""
+        return min(self.runs, key=lambda run: run.whole)
 
 
 @dataclass(frozen=True, slots=True)
