@@ -1,194 +1,273 @@
-"""The compiled CPU kernels against the torch ones, and that a row's logits depend on that row alone, bit for bit."""
+"""The compiled CPU kernels against torch's, and that a token's logits depend on its own sequence alone, bit for bit.
+
+Logits of all tokens are compared, not only of those whose successor would be drawn.
+"""
 
 from __future__ import annotations
 
-import os
-import threading
-from pathlib import Path
+import dataclasses
+import mmap
+import random
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
-from noria.config import EngineConfig
-from noria.errors import ConfigError
-from noria.kernels import cpu_library
 from noria.kernels.ops import torch_kernels
 from noria.models.cpu_decoder import CpuDecoder, CpuFormat
 from noria.models.decoder import Decoder
-from noria.models.model_config import load_model_config
-from noria.models.safetensors_loader import load_weights
-from noria.runtime.build import build_runner
+from noria.models.model_config import ModelConfig
+from noria.models.weights import EMBEDDING, expected_weights
 from noria.runtime.input_batch import InputBatch
-from noria.runtime.kv_cache import KVCache, bytes_per_block
-from noria.sampling_params import SamplingParams
-from noria.scheduler_output import SamplingInput, ScheduledSequence
-from support.tiny_models import FAMILIES, tiny_model_dir
+from noria.runtime.kv_cache import KVCache
+from noria.scheduler_output import ScheduledSequence
+from support.tiny_models import FAMILIES, VOCAB_SIZE, tiny_config
 
 CPU = torch.device("cpu")
-NUM_BLOCKS = 100
+NUM_BLOCKS = 300
+POISONED_TOKEN = 77
+# of Linux; Python's mmap does not name it
+MAP_NORESERVE = 0x4000
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-PROMPTS = [torch.randint(0, 304, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (150, 37, 16, 1)]
 FORMATS = [(is_quantized, kv_dtype) for is_quantized in (False, True) for kv_dtype in KV_DTYPES]
+FLOAT32 = (False, "float32")
+GARBAGE = {
+    # in every format: all bits set
+    "NaN": lambda memory: memory.fill_(-1),
+    "zeros": lambda memory: memory.zero_(),
+    "anything": lambda memory: memory.random_(-128, 127, generator=torch.Generator().manual_seed(0)),
+}
+
+
+def model_config(family: str, **overrides: object) -> ModelConfig:
+    return ModelConfig.from_hf(tiny_config(family, **overrides).to_dict())
+
+
+def random_weights(config: ModelConfig) -> dict[str, Tensor]:
+    """Norms and biases too, and one token whose embedding is NaN."""
+    generator = torch.Generator().manual_seed(1)
+    weights = {}
+    for name, shape in expected_weights(config).items():
+        weights[name] = 0.2 * torch.randn(shape, generator=generator) + name.endswith("norm.weight")
+    if not config.tie_word_embeddings:
+        weights[EMBEDDING][POISONED_TOKEN] = torch.nan
+    return weights
+
+
+def prompt_of(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(POISONED_TOKEN) for _ in range(length)]
 
 
 class Model:
-    """A decoder and a cache whose unwritten slots would spoil whatever read them."""
+    """A decoder and a cache that holds garbage at first. number_format: of a CpuDecoder; None is torch's."""
 
-    def __init__(self, directory: Path, cpu_format: CpuFormat | None, block_size: int = 16, num_threads: int = 2):
-        self.config = load_model_config(directory)
+    def __init__(
+        self,
+        config: ModelConfig,
+        number_format: tuple[bool, str] | None,
+        block_size: int = 16,
+        num_threads: int = 2,
+        garbage: str = "NaN",
+        seed: int = 0,
+    ) -> None:
         self.block_size = block_size
-        weights = load_weights(directory, self.config, torch.float32, CPU)
-        if cpu_format is None:
-            self.decoder = Decoder(self.config, weights, torch_kernels())
+        weights = random_weights(config)
+        self.decoder: Decoder | CpuDecoder
+        if number_format is None:
+            self.decoder = Decoder(config, weights, torch_kernels())
         else:
-            self.decoder = CpuDecoder(self.config, weights, cpu_format, num_threads)
-        dtype = torch.float32 if cpu_format is None else KV_DTYPES[cpu_format.kv_dtype]
-        self.cache = KVCache(self.config, NUM_BLOCKS, block_size, dtype, CPU)
-        # NaN in every format: all bits set
-        self.cache.memory.view(torch.int8).fill_(-1)
+            self.decoder = CpuDecoder(config, weights, CpuFormat(*number_format, block_size), num_threads)
+        assert weights == {}
+        dtype = torch.float32 if number_format is None else KV_DTYPES[number_format[1]]
+        self.cache = KVCache(config, NUM_BLOCKS, block_size, dtype, CPU)
+        GARBAGE[garbage](self.cache.memory.view(torch.int8))
+        self._free_blocks = random.Random(seed).sample(range(NUM_BLOCKS), NUM_BLOCKS)
 
-    def step(self, *rows: ScheduledSequence) -> torch.Tensor:
-        batch = InputBatch.build(rows, self.block_size, NUM_BLOCKS, CPU)
-        return self.decoder.forward(batch.decoder_input, self.cache.layers)
+    def table(self, length: int) -> list[int]:
+        """Of so many positions and no more: blocks from anywhere."""
+        return [self._free_blocks.pop() for _ in range(-(-length // self.block_size))]
+
+    def step(self, *rows: ScheduledSequence) -> Tensor:
+        """Logits [tokens, vocab_size] of all rows' tokens."""
+        batch = InputBatch.build(rows, self.block_size, NUM_BLOCKS, CPU).decoder_input
+        everything = dataclasses.replace(batch, logit_indices=torch.arange(len(batch.token_ids)))
+        return self.decoder.forward(everything, self.cache.layers)
+
+    def run(self, prompts: Sequence[list[int]], steps: Iterator[list[int]]) -> list[Tensor]:
+        """Each prompt's logits [length, vocab_size]. steps: how many tokens of each prompt come next."""
+        tables = [self.table(len(prompt)) for prompt in prompts]
+        found: list[list[Tensor]] = [[] for _ in prompts]
+        done = [0] * len(prompts)
+        while done != [len(prompt) for prompt in prompts]:
+            ends = [min(len(p), start + n) for p, start, n in zip(prompts, done, next(steps), strict=True)]
+            active = [index for index, end in enumerate(ends) if end > done[index]]
+            if not active:
+                continue
+            rows = [row(prompts[i][done[i] : ends[i]], done[i], tables[i]) for i in active]
+            parts = self.step(*rows).split([len(r.token_ids) for r in rows])
+            for index, logits in zip(active, parts, strict=True):
+                found[index].append(logits)
+            done = ends
+        return [torch.cat(logits) for logits in found]
 
 
-def row(index: int, tokens: list[int], start: int = 0, is_padding: bool = False) -> ScheduledSequence:
-    """Block ids descend and are far apart."""
-    return ScheduledSequence(
-        request_id=index,
-        token_ids=tokens,
-        num_computed_tokens=start,
-        block_table=[NUM_BLOCKS - 1 - index - 4 * block for block in range(24)],
-        sampling=SamplingInput(SamplingParams(), seed=0, position=0),
-        is_padding=is_padding,
-    )
+def row(tokens: list[int], start: int, table: Sequence[int], is_padding: bool = False) -> ScheduledSequence:
+    return ScheduledSequence(0, tokens, start, table, sampling=None, is_padding=is_padding)
 
 
-def all_prompts() -> list[ScheduledSequence]:
-    return [row(index, prompt) for index, prompt in enumerate(PROMPTS)]
+def one_by_one(prompts: Sequence[list[int]]) -> Iterator[list[int]]:
+    for chosen in range(len(prompts)):
+        yield [len(prompt) if index == chosen else 0 for index, prompt in enumerate(prompts)]
 
 
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory):
-    return {family: tiny_model_dir(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
+def in_chunks(prompts: Sequence[list[int]], size: int) -> Iterator[list[int]]:
+    while True:
+        yield [size] * len(prompts)
 
 
-@pytest.fixture(scope="module")
-def directory(directories):
-    return directories["llama"]
+def at_random(prompts: Sequence[list[int]], seed: int) -> Iterator[list[int]]:
+    draw = random.Random(seed)
+    while True:
+        yield [draw.choice((0, 1, 1, draw.randrange(60))) for _ in prompts]
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """Within 1e-5 of the largest logit; one rounding of float32 is 6e-8 of it."""
+    assert expected.isfinite().all()
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def compare_with_torch(config: ModelConfig, block_size: int, lengths: Sequence[int]) -> None:
+    """Prompts, decodes, and then a batch of chunks, decodes and rows of a closed batch that are over."""
+    ours, theirs = (Model(config, number_format, block_size) for number_format in (FLOAT32, None))
+    tables = [ours.table(length + 20) for length in lengths]
+    prompts = [row(prompt_of(n), 0, table) for n, table in zip(lengths, tables, strict=True)]
+    decodes = [row([n % 70], n, table) for n, table in zip(lengths, tables, strict=True)]
+    mixed = []
+    for index, (n, table) in enumerate(zip(lengths, tables, strict=True)):
+        num_tokens, is_padding = ((1, False), (9, False), (1, True), (3, True))[index % 4]
+        mixed.append(row(prompt_of(num_tokens), n + 1, table, is_padding))
+    # queries that see no position
+    mixed += [row([5], 0, [], is_padding=True), row([6, 7], 0, [], is_padding=True)]
+    for rows in (prompts, decodes, mixed, mixed[::-1]):
+        assert_close(ours.step(*rows), theirs.step(*rows))
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 24, 32, 128])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_the_torch_kernels(directories, family, block_size):
-    ours = Model(directories[family], CpuFormat(False, "float32", block_size), block_size)
-    theirs = Model(directories[family], None, block_size)
-    for model_rows in (
-        all_prompts(),
-        [row(0, [5], 150), row(1, PROMPTS[1][:9], 37), row(2, [7], 16), row(3, [8], 1)],
-        [row(0, [9], 151), row(1, [3], 46, is_padding=True), row(2, [1], 17), row(3, [2], 2, is_padding=True)],
-    ):
-        torch.testing.assert_close(ours.step(*model_rows), theirs.step(*model_rows), rtol=1e-3, atol=1e-4)
+def test_logits_are_those_of_torch(family, block_size):
+    lengths = [1, block_size - 1, block_size, block_size + 1, 127, 128, 129, 300]
+    compare_with_torch(model_config(family, tie_word_embeddings=block_size % 16 == 8), block_size, lengths)
 
 
-@pytest.mark.parametrize(("is_quantized", "kv_dtype"), FORMATS)
-def test_a_row_does_not_depend_on_its_mates_its_chunks_or_the_threads(directory, is_quantized, kv_dtype):
-    cpu_format = CpuFormat(is_quantized, kv_dtype, 16)
-    together = Model(directory, cpu_format)
-    expected = together.step(*all_prompts())
-    decoded = together.step(*(row(index, [5], len(prompt)) for index, prompt in enumerate(PROMPTS)))
-    assert expected.isfinite().all()
-    for num_threads in (1, 3):
-        alone = Model(directory, cpu_format, num_threads=num_threads)
-        for index, prompt in enumerate(PROMPTS):
-            for start in range(0, len(prompt), 11):
-                logits = alone.step(row(index, prompt[start : start + 11], start))
-            assert torch.equal(logits[0], expected[index])
-            assert torch.equal(alone.step(row(index, [5], len(prompt)))[0], decoded[index])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 64, 80])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 3), (4, 2), (3, 1), (10, 2), (16, 1), (25, 1)])
+def test_heads_of_any_size_and_number(head_dim, num_heads, num_kv_heads):
+    heads = {"head_dim": head_dim, "num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads}
+    config = model_config("llama", hidden_size=8 * num_heads, **heads)
+    compare_with_torch(config, 24 if num_heads % 2 else 16, [1, 17, 40, 129])
 
 
 @pytest.mark.parametrize(
-    ("is_quantized", "kv_dtype", "tolerance"),
-    # of the logits' standard deviation
-    [(False, "bfloat16", 0.02), (False, "int8", 0.05), (True, "float32", 0.1), (True, "int8", 0.1)],
-)
-def test_rounded_numbers_stay_near_float32(directory, is_quantized, kv_dtype, tolerance):
-    expected = Model(directory, CpuFormat(False, "float32", 16)).step(*all_prompts())
-    found = Model(directory, CpuFormat(is_quantized, kv_dtype, 16)).step(*all_prompts())
-    assert (found - expected).square().mean().sqrt() < tolerance * expected.std()
-    assert not torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(("is_quantized", "kv_dtype"), [(False, "float32"), (True, "int8")])
-def test_numbers_that_are_not_finite_stay_in_their_row(directory, is_quantized, kv_dtype):
-    model = Model(directory, CpuFormat(is_quantized, kv_dtype, 16))
-    expected = model.step(*all_prompts())
-    # keys and values of a block of the second row
-    for layer in model.cache.layers:
-        for numbers in layer:
-            numbers[NUM_BLOCKS - 2].view(torch.int8).fill_(-1)
-    decodes = [row(index, [5], len(prompt)) for index, prompt in enumerate(PROMPTS)]
-    found = model.step(*decodes)
-    assert found[[0, 2, 3]].isfinite().all()
-    assert found[1].isnan().all()
-    assert expected.isfinite().all()
-
-
-def test_int8_blocks_hold_a_scale_for_each_token_and_head(directory):
-    config = load_model_config(directory)
-    numbers = 2 * config.num_layers * 16 * config.num_kv_heads
-    assert bytes_per_block(config, 16, torch.int8) == numbers * (config.head_dim + 4)
-    assert KVCache(config, 3, 16, torch.int8, CPU).memory.nbytes == 4 * bytes_per_block(config, 16, torch.int8)
-
-
-def test_the_team_ends_with_its_decoder_and_leaves_the_caller_as_it_was(directory):
-    affinity, before = os.sched_getaffinity(0), len(os.listdir("/proc/self/task"))
-    first, second = (Model(directory, CpuFormat(True, "int8", 16), num_threads=3) for _ in range(2))
-    assert len(os.listdir("/proc/self/task")) == before + 4
-    results = []
-    for model in (first, second, first, second):
-        thread = threading.Thread(target=lambda model=model: results.append(model.step(*all_prompts())))
-        thread.start()
-        thread.join()
-    assert all(torch.equal(result, results[0]) for result in results)
-    first.step(row(0, [1]))
-    assert os.sched_getaffinity(0) == affinity
-    del model, first, second, thread
-    assert len(os.listdir("/proc/self/task")) == before
-
-
-def build(directory: Path, **settings: object) -> CpuDecoder | Decoder:
-    config = EngineConfig(model=str(directory), num_kv_blocks=8, **settings)
-    return build_runner(config, directory).decoder
-
-
-def test_which_kernels_run(directory, caplog):
-    assert isinstance(build(directory), CpuDecoder)
-    assert isinstance(build(directory, kernels="torch"), Decoder)
-    assert isinstance(build(directory, dtype="bfloat16"), Decoder)
-    caplog.clear()
-    assert isinstance(build(directory, block_size=12), Decoder)
-    assert "block_size must be a multiple of 8, not 12" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
+    ("family", "overrides"),
     [
-        ({"kernels": "cpu", "block_size": 12}, r"kernels: cpu .* block_size must be a multiple of 8, not 12"),
-        ({"weight_quantization": "int8", "dtype": "bfloat16"}, "weight_quantization: int8 .* dtype must be float32"),
-        ({"weight_quantization": "int8", "kernels": "torch"}, "weight_quantization: int8 .* kernels is torch"),
-        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype: float16 .* must be one of float32, bfloat16, int8"),
-        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype: int8 .* kernels is torch"),
+        *(("mistral", {"sliding_window": window}) for window in (1, 2, 7, 16, 100, 130)),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {"attention_bias": True, "head_dim": 8, "num_attention_heads": 5, "num_key_value_heads": 1}),
+        # sizes that are no multiple of a vector
+        ("llama", {"hidden_size": 60, "intermediate_size": 91, "head_dim": 8, "vocab_size": 301}),
     ],
 )
-def test_what_the_kernels_cannot_do_is_named(directory, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        build(directory, **settings)
+def test_variants(family, overrides):
+    for block_size in (8, 16):
+        compare_with_torch(model_config(family, **overrides), block_size, [1, 6, 9, 127, 140, 300])
 
 
-def test_without_the_library_torch_runs_and_the_log_says_why(directory, monkeypatch, caplog):
-    monkeypatch.setattr(cpu_library, "find_library", lambda: None)
-    assert isinstance(build(directory), Decoder)
-    assert "install a C++ compiler" in caplog.text
-    with pytest.raises(ConfigError, match=r"kernels: cpu .* install a C\+\+ compiler"):
-        build(directory, kernels="cpu")
+INVARIANT = {
+    "llama": (model_config("llama"), 16),
+    "window": (
+        model_config("mistral", sliding_window=21, num_attention_heads=6, num_key_value_heads=2, head_dim=16),
+        8,
+    ),
+    # neither heads nor blocks are multiples of 16, and the hidden size is none of 8
+    "odd": (model_config("qwen3", head_dim=24, num_attention_heads=3, num_key_value_heads=1, hidden_size=100), 24),
+}
+PROMPTS = [prompt_of(length) for length in (150, 1, 37, 16, 129, 25)]
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize(("is_quantized", "kv_dtype"), FORMATS)
+def test_logits_do_not_depend_on_mates_chunks_places_threads_or_garbage(name, is_quantized, kv_dtype):
+    config, block_size = INVARIANT[name]
+
+    def model(num_threads: int, garbage: str = "NaN", seed: int = 0) -> Model:
+        return Model(config, (is_quantized, kv_dtype), block_size, num_threads, garbage, seed)
+
+    expected = model(1).run(PROMPTS, one_by_one(PROMPTS))
+    assert all(logits.isfinite().all() for logits in expected)
+    for found in (
+        model(2).run(PROMPTS, in_chunks(PROMPTS, 150)),
+        model(1, "zeros", seed=1).run(PROMPTS, in_chunks(PROMPTS, 1)),
+        model(3, "anything", seed=2).run(PROMPTS, in_chunks(PROMPTS, 7)),
+        model(2, "anything", seed=3).run(PROMPTS, at_random(PROMPTS, 0)),
+        model(3, seed=4).run(PROMPTS, at_random(PROMPTS, 1)),
+    ):
+        assert all(torch.equal(logits, own) for logits, own in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("half_head", [4, 12, 20, 32])
+def test_a_position_is_turned_alike_in_any_batch(half_head):
+    """Cosines come from torch, whose vectors and what is left over of them must not differ."""
+    config = model_config("llama", head_dim=2 * half_head, max_position_embeddings=8192, num_hidden_layers=1)
+    model = Model(config, FLOAT32, block_size=32, garbage="zeros")
+    # all of one sequence, most of whose positions hold zeros
+    rows = [row([3], position, range(NUM_BLOCKS)) for position in range(7, 8192, 53)]
+    together = model.step(*rows)
+    assert together.isfinite().all()
+    for index in range(0, len(rows), 5):
+        assert torch.equal(model.step(rows[index])[0], together[index])
+
+
+@pytest.mark.xfail(strict=True, reason="weight 0 times NaN: a tile's earlier queries see later values")
+@pytest.mark.parametrize(("is_quantized", "kv_dtype"), FORMATS)
+def test_a_token_that_is_not_finite_spoils_what_follows_in_its_sequence_alone(is_quantized, kv_dtype):
+    """Not what comes before it, either: prefix caching may share those blocks with other sequences."""
+    config = model_config("llama", tie_word_embeddings=False)
+    prompts = [prompt_of(40), prompt_of(33), prompt_of(7)]
+    expected = Model(config, (is_quantized, kv_dtype)).run(prompts, one_by_one(prompts))
+    spoiled = [list(prompt) for prompt in prompts]
+    spoiled[1][20] = POISONED_TOKEN
+    for steps in (in_chunks(prompts, 40), in_chunks(prompts, 9), in_chunks(prompts, 1)):
+        found = Model(config, (is_quantized, kv_dtype)).run(spoiled, steps)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[2], expected[2])
+        assert found[1][20:].isnan().all()
+        assert torch.equal(found[1][:20], expected[1][:20])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_blocks_beyond_two_gib(kv_dtype):
+    """Their addresses do not fit into 32 bits. Only the pages that are touched take memory."""
+    config = model_config("llama", head_dim=8, num_attention_heads=2, num_key_value_heads=1)
+    model = Model(config, (False, kv_dtype), block_size=8)
+    block = model.cache.memory[0, 0, 0]
+    num_blocks = 2**31 // block.nbytes * 5 // 4
+    shape = (config.num_layers, 2, num_blocks, *block.shape)
+    size = 4 * num_blocks * block.nbytes
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    memory = torch.frombuffer(pages, dtype=block.dtype).view(shape)
+    prompt = prompt_of(40)
+    table = [num_blocks - 1, 3, num_blocks - 7, num_blocks // 2, num_blocks - 2]
+    batch = InputBatch.build([row(prompt, 0, table)], 8, num_blocks - 1, CPU).decoder_input
+    batch = dataclasses.replace(batch, logit_indices=torch.arange(40))
+    found = model.decoder.forward(batch, [(layer[0], layer[1]) for layer in memory])
+    assert torch.equal(found, model.run([prompt], one_by_one([prompt]))[0])
+
+
+def test_no_sampled_token_gives_no_logits():
+    model = Model(model_config("llama"), FLOAT32)
+    batch = InputBatch.build([row([1, 2, 3], 0, model.table(3))], 16, NUM_BLOCKS, CPU).decoder_input
+    assert model.decoder.forward(batch, model.cache.layers).shape == (0, VOCAB_SIZE)

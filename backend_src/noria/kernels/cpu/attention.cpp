@@ -129,7 +129,8 @@ void score_chunk(const Work &work, const char *keys, const char *values, const C
 void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
     float *weights = work.weights + row * kChunk;
     const int first = chunk.begin / 8 * 8 - chunk.start, last = (chunk.end + 7) / 8 * 8 - chunk.start;
-    for (int i = first; i < std::max(first, begin - chunk.start); ++i) weights[i] = -INFINITY;
+    // with a sliding window a later query of the tile may see nothing of this chunk
+    for (int i = first; i < std::min(last, begin - chunk.start); ++i) weights[i] = -INFINITY;
     for (int i = std::max(first, end - chunk.start); i < last; ++i) weights[i] = -INFINITY;
     F8 top = _mm256_set1_ps(work.largest[row]), nan = _mm256_setzero_ps();
     for (int i = first; i < last; i += 8) {
