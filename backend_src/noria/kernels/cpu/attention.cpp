@@ -48,6 +48,8 @@ uint16_t to_bfloat16(float x) {
 // Positions [begin, end) of a sequence that the queries of a tile see, and where they lie.
 struct Chunk {
     int start, begin, end;
+    // the part that all queries of the tile see
+    int all_begin, all_end;
 };
 
 // What a tile needs while it goes over the chunks; rows are the queries of all heads of the group.
@@ -176,6 +178,15 @@ ON_ITS_OWN void add_values(const Work &work, const char *values, const Chunk &ch
         for (; position < end; ++position, value += head_dim) {
             F8 x[NV];
             EACH_VECTOR x[v] = Format::load(value + 8 * v);
+            // what a query does not see must not reach it, and 0 times NaN would
+            if (position < chunk.all_begin || position >= chunk.all_end) {
+                EACH_ROW {
+                    const F8 weight = _mm256_broadcast_ss(weights + m * kChunk + position);
+                    const F8 is_seen = _mm256_cmp_ps(weight, _mm256_setzero_ps(), _CMP_NEQ_UQ);
+                    EACH_VECTOR sums[m][v] = _mm256_fmadd_ps(weight, _mm256_and_ps(x[v], is_seen), sums[m][v]);
+                }
+                continue;
+            }
             EACH_ROW {
                 const F8 weight = _mm256_broadcast_ss(weights + m * kChunk + position);
                 EACH_VECTOR sums[m][v] = _mm256_fmadd_ps(weight, x[v], sums[m][v]);
@@ -189,7 +200,10 @@ template <class Format, int NV> void add_chunk(const Work &work, const char *val
     if constexpr (sizeof(typename Format::Number) == 1)
         for (int position = chunk.begin; position < chunk.end; ++position) {
             const float scale = *work.scales(values, position);
-            for (int row = 0; row < work.num_rows; ++row) work.weights[row * kChunk + position - chunk.start] *= scale;
+            for (int row = 0; row < work.num_rows; ++row) {
+                float &weight = work.weights[row * kChunk + position - chunk.start];
+                if (weight != 0) weight *= scale;
+            }
         }
     for (int row = 0; row < work.num_rows; row += kMaxTileRows)
         for (int component = 0; component < work.shape.head_dim; component += 8 * NV) {
@@ -219,9 +233,11 @@ void attend_as(const AttentionShape &shape, const AttentionRow &row, const Query
     const int position = row.first_position + tile.first_query;
     const int begin = visible(shape, row, position).begin;
     const int end = visible(shape, row, position + tile.num_queries - 1).end;
+    const int all_begin = visible(shape, row, position + tile.num_queries - 1).begin;
+    const int all_end = visible(shape, row, position).end;
     const bool is_wide_block = shape.kv.block_size % 16 == 0, is_wide_head = shape.kv.head_dim % 16 == 0;
     for (int start = begin / kChunk * kChunk; start < end; start += kChunk) {
-        const Chunk chunk{start, std::max(begin, start), std::min(end, start + kChunk)};
+        const Chunk chunk{start, std::max(begin, start), std::min(end, start + kChunk), all_begin, all_end};
         is_wide_block ? score_chunk<Format, 2>(work, keys, values, chunk, end)
                       : score_chunk<Format, 1>(work, keys, values, chunk, end);
         for (int index = 0; index < work.num_rows; ++index) {
