@@ -40,7 +40,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def activation_limit(num_inputs: int) -> int:
-    return min(2047, 2**31 // (128 * num_inputs))
+    return min(32767, 2**31 // (128 * num_inputs))
 
 
 def int8_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,7 +78,8 @@ def test_int8_is_the_product_of_the_rounded_numbers(num_rows, num_outputs, num_i
     x = randn(num_rows, num_inputs, seed=num_rows) * 10.0 ** randn(num_rows, 1, seed=3)
     bias = randn(num_outputs, seed=1) if has_bias else None
     found, expected = Layer(weight, bias, True)(x).double(), int8_reference(x, weight, bias)
-    size = expected.abs() + (0 if bias is None else bias.double().abs())
+    # float32 rounds the sum, and x by its scale before it becomes a whole number: here and there one goes the other way
+    size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
     assert ((found - expected).abs() <= 1e-6 * size).all()
 
 

@@ -92,7 +92,7 @@ void tile_rows(const Linear &linear, const Rows &x, int panel, int row, bool is_
 
 int activation_limit(int num_inputs) {
     // num_inputs * limit * 127 < 2^31
-    return std::min<int64_t>(2047, (int64_t{1} << 31) / (int64_t{128} * num_inputs));
+    return std::min<int64_t>(INT16_MAX, (int64_t{1} << 31) / (int64_t{128} * num_inputs));
 }
 
 float round_row(const float *x, int num_inputs, int16_t *y) {

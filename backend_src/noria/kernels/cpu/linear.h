@@ -4,7 +4,8 @@
 //   float32  [ceil(N / 16)][K][16]
 //   int8     [ceil(N / 16)][ceil(K / 2)][16][2], with one scale an output: W[n, k] ~ scale[n] w[n, k], |w| <= 127
 // With int8 weights the rows of x are rounded too, to whole numbers of at most `activation_limit(K)` and one scale a row:
-// 11 bits and a sign, of which the sums of products in 32 bits are exact. A row's result depends on nothing but the row.
+// as many as int16 holds and the sums of products stay exact in 32 bits with, 29,127 of 576 inputs and 10,922 of 1,536.
+// A row's result depends on nothing but the row.
 #pragma once
 
 #include <cstddef>
