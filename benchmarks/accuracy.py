@@ -33,6 +33,7 @@ from accuracy_scoring import (
     num_blocks_for,
     windows,
 )
+from named_options import named_options
 
 from noria.config import EMBEDDED_MODEL, EngineConfig
 from noria.config_sources import load_engine_config
@@ -123,11 +124,7 @@ def engine_config(options: Mapping[str, str]) -> EngineConfig:
 
 def parse_variant(text: str) -> tuple[str, dict[str, str]]:
     """`NAME:KEY=VALUE,...`, with keys of EngineConfig. Raises ValueError, or ConfigError for a key or value."""
-    name, _, rest = text.partition(":")
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    if not name or any(not key or not equals for key, equals, _ in pairs):
-        raise ValueError(f"--variant must be NAME:KEY=VALUE,... and not {text!r}")
-    options = {key: value for key, _, value in pairs}
+    name, options = named_options("--variant", text)
     for key in _FIXED_KEYS & options.keys():
         raise ValueError(f"--variant {name}: {key} is the same for all variants")
     engine_config(options)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from named_options import named_options
+
 HERE = Path(__file__).parent
 # where Debian and its kin keep the allocator that vLLM's documentation asks for
 _TCMALLOC = "/usr/lib/*/libtcmalloc_minimal.so.4"
@@ -57,7 +59,7 @@ def noria_variant(text: str) -> PeerSpec:
 
     Raises ValueError.
     """
-    name, options = _named_pairs("--noria", text)
+    name, options = named_options("--noria", text)
     return PeerSpec(f"noria-{name}", "noria_engine", options=options)
 
 
@@ -65,7 +67,7 @@ def with_variables(specs: Sequence[PeerSpec], texts: Sequence[str]) -> list[Peer
     """The specs with the variables of `PEER:NAME=VALUE,...` texts over their own. Raises ValueError."""
     changed = {spec.name: spec for spec in specs}
     for text in texts:
-        name, values = _named_pairs("--variables", text)
+        name, values = named_options("--variables", text)
         if name not in changed:
             raise ValueError(f"--variables: there is no {name!r}; there are {', '.join(changed)}")
         changed[name] = replace(changed[name], variables={**changed[name].variables, **values})
@@ -97,11 +99,3 @@ def _advised(spec: PeerSpec, venv: Path | None, num_threads: int) -> dict[str, s
             "LD_PRELOAD": ":".join(preloaded),
         }
     return threads
-
-
-def _named_pairs(option: str, text: str) -> tuple[str, dict[str, str]]:
-    name, _, rest = text.partition(":")
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    if not name or any(not key or not is_equal for key, is_equal, _ in pairs):
-        raise ValueError(f"{option} must be NAME:KEY=VALUE,... and not {text!r}")
-    return name, {key: value for key, _, value in pairs}

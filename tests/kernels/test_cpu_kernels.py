@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noria.kernels.cpu_library import load_library
-from noria.models.cpu_decoder import _Packer
+from noria.kernels.cpu_weights import CpuWeights
 
 LIBRARY = load_library()
 NUM_ROWS = [1, 2, 3, 4, 5, 17]
@@ -22,8 +22,8 @@ GUARD = 12345.0
 
 class Layer:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, is_quantized: bool = False) -> None:
-        self._packer = _Packer(LIBRARY, {}, is_quantized)
-        self._linear = self._packer.pack(weight, bias)
+        self._weights = CpuWeights(LIBRARY, is_quantized)
+        self._linear = self._weights.pack(weight, bias)
         self._num_outputs = len(weight)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from noria.commands.common import add_engine_arguments, engine_config, say, server_options
+from noria.commands.common import add_engine_arguments, check_can_write, engine_config, say, server_options
 from noria.commands.sim_options import default_costs_path
 from noria.config import EngineConfig
 from noria.errors import ConfigError
@@ -50,7 +50,12 @@ def _run_calibrate(args: argparse.Namespace) -> int:
     path = args.output or default_costs_path(config)
     if not args.seconds > 0:
         raise ConfigError(f"--seconds must be above 0, not {args.seconds}")
-    _check_can_write(path)
+    # before a minute of measurement, not after
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from None
+    check_can_write("--output", path)
     # as in the stub, and before torch is loaded; see serving.server.server_environment
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     cost_model, samples = _from_traces(args.from_trace, config) if args.from_trace else _measure(config, args.seconds)
@@ -58,16 +63,6 @@ def _run_calibrate(args: argparse.Namespace) -> int:
     Console().print(calibration_table(cost_model, samples))
     print(path)
     return 0
-
-
-def _check_can_write(path: Path) -> None:
-    # before a minute of measurement, not after
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from None
-    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
-        raise ConfigError(f"--output {path} cannot be written")
 
 
 def _measure(config: EngineConfig, seconds: float) -> tuple[MeasuredCostModel, Sequence[StepSample]]:

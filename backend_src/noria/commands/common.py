@@ -109,3 +109,9 @@ def server_starter(options: ServerOptions) -> Iterator[ServerStarter]:
                 yield ServerUrls(server.grpc_url, server.http_url, server.metrics_address)
 
         yield start
+
+
+def check_can_write(option: str, path: Path) -> None:
+    """Raises ConfigError, naming the option, unless a file can be written there: known before what goes into it."""
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+        raise ConfigError(f"{option} {path} cannot be written")

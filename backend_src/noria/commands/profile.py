@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from noria.commands.common import add_engine_arguments, engine_config, say, server_options
+from noria.commands.common import add_engine_arguments, check_can_write, engine_config, say, server_options
 from noria.commands.profile_report import floor_table, head_lines, profile_json, time_table
 from noria.config import EngineConfig
 from noria.errors import ConfigError
@@ -62,7 +62,7 @@ def _run_profile(args: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if args.json is not None:
         # not after half a minute of measurement
-        _check_can_write(args.json)
+        check_can_write("--json", args.json)
     environment = {"machine": machine(), "busy_cores_before": busy_cores()}
     profile = _measure(config, batches, args)
     environment["busy_cores_after"] = busy_cores()
@@ -104,8 +104,3 @@ def _measure(config: EngineConfig, batches: list[int], args: argparse.Namespace)
         return profile(
             config, cases, args.temperature, args.seconds, say, lambda share: progress.update(task, completed=share)
         )
-
-
-def _check_can_write(path: Path) -> None:
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--json {path} cannot be written")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,9 @@ class LayerStruct(Structure):
         ("gate_up", LinearStruct),
         ("down", LinearStruct),
     )
+
+
+LAYER_FIELDS = tuple(field[0] for field in LayerStruct._fields_)
 
 
 class ModelStruct(Structure):
@@ -123,5 +126,4 @@ def load_library() -> ctypes.CDLL:
     library.noria_pack_int8.restype = None
     library.noria_linear.argtypes = (POINTER(LinearStruct), c_void_p, c_int32, c_void_p)
     library.noria_linear.restype = None
-    library.noria_compiler.restype = c_char_p
     return library

@@ -18,23 +18,24 @@ from torch import Tensor
 
 from noria.kernels.cpu_library import (
     KV_FORMATS,
-    PANEL,
+    LAYER_FIELDS,
     ROW_DTYPE,
     ROW_FIELDS,
     STAGES,
     LayerStruct,
-    LinearStruct,
     ModelStruct,
     StepStruct,
     load_library,
 )
+from noria.kernels.cpu_weights import CpuWeights
 from noria.kernels.paged_attention import AttentionRow
 from noria.models.decoder import DecoderInput
 from noria.models.model_config import ModelConfig
+from noria.models.weight_packer import WeightPacker
+from noria.models.weights import EMBEDDING, FINAL_NORM
 
 # keys and values are read eight numbers at a time
 VECTOR = 8
-_BYTES_TO_ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,14 @@ class CpuDecoder:
         cpu_format.check(config)
         self.config = config
         self._library = load_library()
-        self._packer = _Packer(self._library, weights, cpu_format.is_quantized)
-        self._inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32)
-        embedding = self._packer.take("model.embed_tokens.weight")
+        self._weights = CpuWeights(self._library, cpu_format.is_quantized)
+        packer = WeightPacker(config, weights, self._weights.keep, self._weights.pack)
+        embedding = packer.take(EMBEDDING)
+        layers = packer.layers()
         self._layers = (LayerStruct * config.num_layers)(
-            *(_pack_layer(self._packer, config, index) for index in range(config.num_layers))
+            *(LayerStruct(**{name: getattr(layer, name) for name in LAYER_FIELDS}) for layer in layers)
         )
+        self._inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32)
         self._model = ModelStruct(
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
@@ -88,11 +91,9 @@ class CpuDecoder:
             sliding_window=config.sliding_window or 0,
             rms_norm_eps=config.rms_norm_eps,
             layers=self._layers,
-            embedding=self._packer.keep(embedding),
-            final_norm=self._packer.keep(self._packer.take("model.norm.weight")),
-            head=self._packer.pack(embedding)
-            if config.tie_word_embeddings
-            else self._packer.linear(["lm_head"], has_bias=False),
+            embedding=self._weights.keep(embedding),
+            final_norm=packer.keep(FINAL_NORM),
+            head=packer.head(embedding),
         )
         weights.clear()
         self._context = self._library.noria_context_create(num_threads)
@@ -104,7 +105,7 @@ class CpuDecoder:
     @property
     def weight_bytes(self) -> int:
         """Of all that is read in a step: packed weights, embedding, norms, scales."""
-        return sum(tensor.nbytes for tensor in self._packer.kept)
+        return sum(tensor.nbytes for tensor in self._weights.kept)
 
     def reset_stages(self) -> None:
         self.stage_seconds = (ctypes.c_double * len(STAGES))()
@@ -151,79 +152,3 @@ def _rows(rows: Sequence[AttentionRow]) -> tuple[np.ndarray, np.ndarray]:
         result[name] = [getattr(row, name) for row in rows]
     result["block_table"] = table.ctypes.data + (np.cumsum(lengths) - lengths) * table.itemsize
     return result, table
-
-
-def _pack_layer(packer: _Packer, config: ModelConfig, index: int) -> LayerStruct:
-    prefix = f"model.layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qk_norm = None
-    if config.has_qk_norm:
-        q, k = (packer.take(f"{attention}.{part}_norm.weight") for part in "qk")
-        qk_norm = packer.keep(torch.cat((q.expand(config.num_heads, -1), k.expand(config.num_kv_heads, -1))))
-    return LayerStruct(
-        attention_norm=packer.keep(packer.take(f"{prefix}.input_layernorm.weight")),
-        mlp_norm=packer.keep(packer.take(f"{prefix}.post_attention_layernorm.weight")),
-        qk_norm=qk_norm,
-        qkv=packer.linear([f"{attention}.{part}_proj" for part in "qkv"], config.attention_bias),
-        attention_output=packer.linear([f"{attention}.o_proj"], config.attention_output_bias),
-        gate_up=packer.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], config.mlp_bias),
-        down=packer.linear([f"{mlp}.down_proj"], config.mlp_bias),
-    )
-
-
-class _Packer:
-    """Turns weights into what the kernels read, and keeps that alive. kept: all of it."""
-
-    def __init__(self, library: ctypes.CDLL, weights: dict[str, Tensor], is_quantized: bool) -> None:
-        self._library = library
-        self._weights = weights
-        self._is_quantized = is_quantized
-        self.kept: list[Tensor] = []
-
-    def take(self, name: str) -> Tensor:
-        return self._weights.pop(name)
-
-    def keep(self, tensor: Tensor) -> int:
-        """The address of a copy: what the loader gave may be a view of a file."""
-        copy = _aligned(tensor.numel(), torch.float32)
-        copy.copy_(tensor.flatten())
-        self.kept.append(copy)
-        return copy.data_ptr()
-
-    def linear(self, names: Sequence[str], has_bias: bool) -> LinearStruct:
-        """One layer that computes the outputs of all named ones, one after the other."""
-        weight = torch.cat([self.take(f"{name}.weight") for name in names])
-        bias = torch.cat([self.take(f"{name}.bias") for name in names]) if has_bias else None
-        return self.pack(weight, bias)
-
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> LinearStruct:
-        num_outputs, num_inputs = weight.shape
-        weight = weight.contiguous()
-        num_padded = -(-num_outputs // PANEL) * PANEL
-        scale = None
-        if self._is_quantized:
-            packed = _aligned(num_padded * (num_inputs + num_inputs % 2), torch.int8)
-            scale = torch.empty(num_outputs)
-            self.kept.append(scale)
-            self._library.noria_pack_int8(
-                weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), scale.data_ptr()
-            )
-        else:
-            packed = _aligned(num_padded * num_inputs, torch.float32)
-            self._library.noria_pack_float32(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
-        self.kept.append(packed)
-        return LinearStruct(
-            weight=packed.data_ptr(),
-            scale=None if scale is None else scale.data_ptr(),
-            bias=None if bias is None else self.keep(bias),
-            num_inputs=num_inputs,
-            num_outputs=num_outputs,
-        )
-
-
-def _aligned(count: int, dtype: torch.dtype) -> Tensor:
-    """[count], at a multiple of what the widest load wants."""
-    extra = _BYTES_TO_ALIGN // dtype.itemsize
-    memory = torch.empty(count + extra, dtype=dtype)
-    offset = -memory.data_ptr() % _BYTES_TO_ALIGN // dtype.itemsize
-    return memory[offset : offset + count]

@@ -20,6 +20,8 @@ from noria.kernels.ops import KernelSet
 from noria.kernels.paged_attention import AttentionPlan, AttentionRow
 from noria.kernels.rope_kv_write import Rotation
 from noria.models.model_config import ModelConfig
+from noria.models.weight_packer import LayerWeights, WeightPacker
+from noria.models.weights import EMBEDDING, FINAL_NORM
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,61 +40,6 @@ class DecoderInput:
     logit_indices: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """qk_norm: [num_heads + num_kv_heads, head_dim], each head's weight; None where the family has none."""
-
-    attention_norm: Tensor
-    qkv: Linear
-    qk_norm: Tensor | None
-    attention_output: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-
-class _WeightPacker:
-    """Takes weights by their Hugging Face names out of a dict, and packs them so that never two copies of all exist."""
-
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], kernels: KernelSet) -> None:
-        self._config = config
-        self._weights = weights
-        self._kernels = kernels
-
-    def keep(self, name: str) -> Tensor:
-        """A weight that no kernel packs; copied, since what the loader gave may be a view of a file."""
-        return self._weights.pop(name).clone()
-
-    def linear(self, *names: str, has_bias: bool = False) -> Linear:
-        """One layer that computes the outputs of all named ones, one after the other."""
-        weight = torch.cat([self._weights.pop(f"{name}.weight") for name in names])
-        bias = torch.cat([self._weights.pop(f"{name}.bias") for name in names]) if has_bias else None
-        return self._kernels.pack_linear(weight, bias)
-
-    def head(self, embedding: Tensor) -> Linear:
-        if self._config.tie_word_embeddings:
-            return self._kernels.pack_linear(embedding, None)
-        return self.linear("lm_head")
-
-    def layer(self, index: int) -> _Layer:
-        config = self._config
-        prefix = f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        return _Layer(
-            attention_norm=self.keep(f"{prefix}.input_layernorm.weight"),
-            qkv=self.linear(*(f"{attention}.{part}_proj" for part in "qkv"), has_bias=config.attention_bias),
-            qk_norm=self._qk_norm(attention) if config.has_qk_norm else None,
-            attention_output=self.linear(f"{attention}.o_proj", has_bias=config.attention_output_bias),
-            mlp_norm=self.keep(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj", has_bias=config.mlp_bias),
-            down=self.linear(f"{mlp}.down_proj", has_bias=config.mlp_bias),
-        )
-
-    def _qk_norm(self, attention: str) -> Tensor:
-        q, k = (self._weights.pop(f"{attention}.{part}_norm.weight") for part in "qk")
-        return torch.cat((q.expand(self._config.num_heads, -1), k.expand(self._config.num_kv_heads, -1)))
-
-
 class Decoder:
     """Weights as the kernels want them, and the pass over them."""
 
@@ -101,10 +48,11 @@ class Decoder:
         """weights: complete and of the right shapes (the loader checked), all of one dtype and device. Emptied."""
         self.config = config
         self._kernels = kernels
-        packer = _WeightPacker(config, weights, kernels)
-        self._embedding = packer.keep("model.embed_tokens.weight")
-        self._layers = tuple(packer.layer(index) for index in range(config.num_layers))
-        self._norm = packer.keep("model.norm.weight")
+        # copied, since what the loader gave may be a view of a file
+        packer = WeightPacker(config, weights, Tensor.clone, kernels.pack_linear)
+        self._embedding = packer.take(EMBEDDING).clone()
+        self._layers = packer.layers()
+        self._norm = packer.keep(FINAL_NORM)
         self._head = packer.head(self._embedding)
         self._inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32, device=self.device)
         weights.clear()
@@ -137,7 +85,7 @@ class Decoder:
 
     def _attention(
         self,
-        layer: _Layer,
+        layer: LayerWeights[Tensor, Linear],
         x: Tensor,
         turn: Rotation,
         plan: AttentionPlan,

@@ -15,7 +15,8 @@ from threading import Barrier
 
 import torch
 
-from noria.kernels.cpu_library import LinearStruct, load_library
+from noria.kernels.cpu_library import load_library
+from noria.kernels.cpu_weights import CpuWeights
 from noria.profiling.floor import MachineLimits
 
 READ_BYTES = 2**28
@@ -98,20 +99,8 @@ class _CompiledProduct:
         self._num_macs = PRODUCT_ROWS * num_outputs * PRODUCT_INPUTS
         weight = torch.randn(num_outputs, PRODUCT_INPUTS)
         self._x, self._y = torch.randn(PRODUCT_ROWS, PRODUCT_INPUTS), torch.empty(PRODUCT_ROWS, num_outputs)
-        self._weight = torch.empty(weight.shape, dtype=torch.int8 if is_quantized else torch.float32)
-        self._scale = torch.empty(num_outputs) if is_quantized else None
-        packed = self._weight.data_ptr()
-        if self._scale is not None:
-            library.noria_pack_int8(weight.data_ptr(), *weight.shape, packed, self._scale.data_ptr())
-        else:
-            library.noria_pack_float32(weight.data_ptr(), *weight.shape, packed)
-        self._linear = LinearStruct(
-            weight=packed,
-            scale=None if self._scale is None else self._scale.data_ptr(),
-            bias=None,
-            num_inputs=PRODUCT_INPUTS,
-            num_outputs=num_outputs,
-        )
+        self._weights = CpuWeights(library, is_quantized)
+        self._linear = self._weights.pack(weight)
 
     def macs_per_s(self, barrier: Barrier) -> float:
         """Of the calling thread, from when all have come to the barrier. ctypes lets the others run meanwhile."""

@@ -67,9 +67,7 @@ def _pick_cpu_format(engine_config: EngineConfig, model_config: ModelConfig, dev
         block_size=engine_config.block_size,
     )
     wanted = _wants_cpu_kernels(engine_config)
-    reason = "kernels is torch"
-    if engine_config.kernels != "torch":
-        reason = _why_not_cpu_kernels(engine_config, model_config, device, cpu_format)
+    reason = _why_not_cpu_kernels(engine_config, model_config, device, cpu_format)
     if not reason:
         log.info("kernels: the compiled CPU kernels")
         return cpu_format
@@ -97,6 +95,8 @@ def _why_not_cpu_kernels(
     engine_config: EngineConfig, model_config: ModelConfig, device: torch.device, cpu_format: CpuFormat
 ) -> str:
     """Empty where they can run."""
+    if engine_config.kernels == "torch":
+        return "kernels is torch"
     if device.type != "cpu":
         return f"device is {device.type}"
     if engine_config.dtype != "float32":

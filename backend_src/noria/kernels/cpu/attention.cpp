@@ -11,11 +11,7 @@ namespace {
 constexpr int kChunk = 128;
 // positions between the keys that are read and those that are fetched
 constexpr int kAhead = 32;
-constexpr int kMaxTileRows = 4;
 
-#define EACH_ROW _Pragma("GCC unroll 16") for (int m = 0; m < MR; ++m)
-// see linear.cpp
-#define ON_ITS_OWN __attribute__((noinline))
 #define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < NV; ++v)
 
 struct Float32 {
@@ -105,16 +101,9 @@ void score_chunk(const Work &work, const char *keys, const char *values, const C
         prefetch(work.head(values, position) + position % block_size / step * size, size);
         const auto *k = reinterpret_cast<const typename Format::Number *>(work.head(keys, position)) + position % block_size;
         float *scores = work.weights + position - chunk.start;
-        for (int row = 0; row < work.num_rows; row += kMaxTileRows) {
-            const float *q = work.q + row * head_dim;
-            float *s = scores + row * kChunk;
-            switch (std::min(kMaxTileRows, work.num_rows - row)) {
-            case 1: score<Format, 1, NV>(k, block_size, q, head_dim, s); break;
-            case 2: score<Format, 2, NV>(k, block_size, q, head_dim, s); break;
-            case 3: score<Format, 3, NV>(k, block_size, q, head_dim, s); break;
-            default: score<Format, 4, NV>(k, block_size, q, head_dim, s);
-            }
-        }
+        for_each_tile(0, work.num_rows, [&](int row, auto num_rows) {
+            score<Format, num_rows, NV>(k, block_size, work.q + row * head_dim, head_dim, scores + row * kChunk);
+        });
         if constexpr (sizeof(typename Format::Number) == 1) {
             const float *scales = work.scales(keys, position);
             for (int row = 0; row < work.num_rows; ++row)
@@ -205,15 +194,10 @@ template <class Format, int NV> void add_chunk(const Work &work, const char *val
                 if (weight != 0) weight *= scale;
             }
         }
-    for (int row = 0; row < work.num_rows; row += kMaxTileRows)
-        for (int component = 0; component < work.shape.head_dim; component += 8 * NV) {
-            switch (std::min(kMaxTileRows, work.num_rows - row)) {
-            case 1: add_values<Format, 1, NV>(work, values, chunk, row, component); break;
-            case 2: add_values<Format, 2, NV>(work, values, chunk, row, component); break;
-            case 3: add_values<Format, 3, NV>(work, values, chunk, row, component); break;
-            default: add_values<Format, 4, NV>(work, values, chunk, row, component);
-            }
-        }
+    for_each_tile(0, work.num_rows, [&](int row, auto num_rows) {
+        for (int component = 0; component < work.shape.head_dim; component += 8 * NV)
+            add_values<Format, num_rows, NV>(work, values, chunk, row, component);
+    });
 }
 
 // What of [0, position] a query at `position` sees.

@@ -51,7 +51,7 @@ struct NoriaStep {
     double *stage_seconds;
 };
 
-enum NoriaStage { kStageLinear, kStageHead, kStageAttention, kStagePointwise, kNumStages };
+enum NoriaStage { kStageLinear, kStageHead, kStageAttention, kStagePointwise };
 
 }  // extern "C"
 
@@ -64,7 +64,7 @@ public:
     T *reserve(size_t count) {
         if (count > capacity_) {
             free(data_);
-            // whole pages of the hardware's largest vector
+            // aligned_alloc wants a multiple of the alignment
             data_ = static_cast<T *>(aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64));
             capacity_ = data_ ? count : 0;
         }
@@ -301,8 +301,6 @@ extern "C" {
 
 // Compiled for AVX2 and FMA, which not every x86-64 has.
 int noria_cpu_is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-const char *noria_compiler() { return __VERSION__; }
 
 NoriaContext *noria_context_create(int num_threads) {
     auto *context = new NoriaContext(num_threads);

@@ -8,10 +8,7 @@
 namespace noria {
 namespace {
 
-// A tile is MR rows of 16 outputs. GCC keeps its accumulators in registers only if the loops over rows are unrolled before
-// anything else looks at them, and only in a function of its own.
-#define EACH_ROW _Pragma("GCC unroll 16") for (int m = 0; m < MR; ++m)
-#define ON_ITS_OWN __attribute__((noinline))
+// Tiles are of 16 outputs.
 // `ahead`: bytes between the weights that are read and those that are fetched, of the next panel while the first rows pass
 // over this one; 0 for further rows. Without it the processor waits for memory first and computes afterwards.
 
@@ -132,17 +129,10 @@ float round_row(const float *x, int num_inputs, int16_t *y) {
 
 void multiply(const Linear &linear, const Rows &x, int first_panel, int last_panel, int first_row, int last_row, float *y,
               size_t y_stride, bool is_added) {
-    for (int panel = first_panel; panel < last_panel; ++panel) {
-        for (int row = first_row; row < last_row; row += kTileRows) {
-            const bool is_first = row == first_row;
-            switch (std::min(kTileRows, last_row - row)) {
-            case 1: tile_rows<1>(linear, x, panel, row, is_first, y, y_stride, is_added); break;
-            case 2: tile_rows<2>(linear, x, panel, row, is_first, y, y_stride, is_added); break;
-            case 3: tile_rows<3>(linear, x, panel, row, is_first, y, y_stride, is_added); break;
-            default: tile_rows<4>(linear, x, panel, row, is_first, y, y_stride, is_added);
-            }
-        }
-    }
+    for (int panel = first_panel; panel < last_panel; ++panel)
+        for_each_tile(first_row, last_row, [&](int row, auto num_rows) {
+            tile_rows<num_rows>(linear, x, panel, row, row == first_row, y, y_stride, is_added);
+        });
 }
 
 }  // namespace noria

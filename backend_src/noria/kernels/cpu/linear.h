@@ -14,8 +14,6 @@
 namespace noria {
 
 constexpr int kPanel = 16;
-// of a tile that is in registers: 12 accumulators, two vectors of weights, one of x
-constexpr int kTileRows = 4;
 
 // bias and scale may be null: no bias, float32 weights.
 struct Linear {

@@ -1,0 +1,62 @@
+"""CpuWeights: weights in the layouts that the compiled CPU kernels read, and the memory that holds them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from noria.kernels.cpu_library import PANEL, LinearStruct
+
+_BYTES_TO_ALIGN = 64
+
+
+class CpuWeights:
+    """Addresses that it gives stay good as long as it lives. kept: all that is behind them."""
+
+    def __init__(self, library: ctypes.CDLL, is_quantized: bool) -> None:
+        """is_quantized: linear layers in int8, with a scale for each output."""
+        self._library = library
+        self._is_quantized = is_quantized
+        self.kept: list[Tensor] = []
+
+    def keep(self, tensor: Tensor) -> int:
+        """The address of a copy, float32: what the loader gave may be a view of a file."""
+        copy = _aligned(tensor.numel(), torch.float32)
+        copy.copy_(tensor.flatten())
+        self.kept.append(copy)
+        return copy.data_ptr()
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> LinearStruct:
+        """weight [outputs, inputs] float32, bias [outputs]; see cpu/linear.h for the panels."""
+        num_outputs, num_inputs = weight.shape
+        weight = weight.contiguous()
+        num_padded = -(-num_outputs // PANEL) * PANEL
+        scale = None
+        if self._is_quantized:
+            packed = _aligned(num_padded * (num_inputs + num_inputs % 2), torch.int8)
+            scale = torch.empty(num_outputs)
+            self.kept.append(scale)
+            self._library.noria_pack_int8(
+                weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), scale.data_ptr()
+            )
+        else:
+            packed = _aligned(num_padded * num_inputs, torch.float32)
+            self._library.noria_pack_float32(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
+        self.kept.append(packed)
+        return LinearStruct(
+            weight=packed.data_ptr(),
+            scale=None if scale is None else scale.data_ptr(),
+            bias=None if bias is None else self.keep(bias),
+            num_inputs=num_inputs,
+            num_outputs=num_outputs,
+        )
+
+
+def _aligned(count: int, dtype: torch.dtype) -> Tensor:
+    """[count], at a multiple of what the widest load wants."""
+    extra = _BYTES_TO_ALIGN // dtype.itemsize
+    memory = torch.empty(count + extra, dtype=dtype)
+    offset = -memory.data_ptr() % _BYTES_TO_ALIGN // dtype.itemsize
+    return memory[offset : offset + count]
