@@ -1,4 +1,4 @@
-"""WeightPacker: takes a model's weights by their Hugging Face names and hands them on, fused, to who computes with them.
+"""WeightPacker: takes a model's weights by their Hugging Face names, and hands them on fused to who computes with them.
 
 Knows which weights are one layer, and nothing of how a layer is laid out or computed.
 """
