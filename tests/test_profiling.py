@@ -15,13 +15,21 @@ from noria.kernels.cpu_library import STAGES, find_library
 from noria.models.model_config import load_model_config
 from noria.profiling.cases import Case, case_step, check_cases, decode_case, prefill_case
 from noria.profiling.floor import MachineLimits, WeightFormat, Work, WorkCounter
-from noria.profiling.profiler import MIN_ROUNDS, OTHER_PARTS, TORCH_PARTS, WHOLE_STEP, Profile, profile
+from noria.profiling.profiler import (
+    MIN_ROUNDS,
+    OTHER_PARTS,
+    TORCH_PARTS,
+    WEIGHT_FORMATS,
+    WHOLE_STEP,
+    Profile,
+    profile,
+)
 from noria.runtime.build import build_runner
 from noria.runtime.model_runner import ModelRunner
 from support.tiny_models import tiny_model_dir
 
 SETTINGS: dict[str, Any] = {"num_kv_blocks": 64, "block_size": 8, "num_threads": 1, "max_num_seqs": 2}
-FLOAT32 = WeightFormat("float32", 4, is_scaled=False)
+FLOAT32 = WEIGHT_FORMATS["float32"]
 # of the tiny model: 2 layers of q and o (64 x 64), k and v (32 x 64), gate, up and down (96 x 64)
 NUM_LINEAR_WEIGHTS = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)
 NUM_LINEAR_OUTPUTS = 2 * (64 + 32 + 32 + 64 + 96 + 96 + 64)
@@ -48,13 +56,13 @@ def work_of(
     case: Case, runner: ModelRunner, weight_format: WeightFormat = FLOAT32, **overrides: Any
 ) -> Mapping[str, Work]:
     config = replace(runner.decoder.config, **overrides)
-    return WorkCounter(config, weight_format, KV_NUMBERS * 4).parts(case_step(case, runner, 0.0))
+    return WorkCounter(config, weight_format, weight_format, KV_NUMBERS * 4).parts(case_step(case, runner, 0.0))
 
 
 def test_the_work_of_a_decode_step(runner: ModelRunner) -> None:
     assert work_of(decode_case(3, 9), runner) == {
         "linear": Work(NUM_LINEAR_WEIGHTS * 4, 3 * NUM_LINEAR_WEIGHTS),
-        "head": Work(NUM_HEAD_WEIGHTS * 4, 3 * NUM_HEAD_WEIGHTS),
+        "head": Work(NUM_HEAD_WEIGHTS * 4, num_head_macs=3 * NUM_HEAD_WEIGHTS),
         "attention": Work(3 * 10 * KV_NUMBERS * 4, 0, 3 * 10 * MACS_PER_PAIR),
     }
 
@@ -63,7 +71,7 @@ def test_the_work_of_a_prompt(runner: ModelRunner) -> None:
     work = work_of(prefill_case(5), runner)
     assert work["linear"] == Work(NUM_LINEAR_WEIGHTS * 4, 5 * NUM_LINEAR_WEIGHTS)
     # only the last token's successor is drawn
-    assert work["head"] == Work(NUM_HEAD_WEIGHTS * 4, NUM_HEAD_WEIGHTS)
+    assert work["head"] == Work(NUM_HEAD_WEIGHTS * 4, num_head_macs=NUM_HEAD_WEIGHTS)
     assert work["attention"] == Work(5 * KV_NUMBERS * 4, 0, (1 + 2 + 3 + 4 + 5) * MACS_PER_PAIR)
 
 
@@ -81,24 +89,30 @@ def test_a_sliding_window_is_all_that_is_read(runner: ModelRunner) -> None:
 
 
 def test_int8_weights_have_scales(runner: ModelRunner) -> None:
-    work = work_of(decode_case(1, 0), runner, WeightFormat("int8", 1, is_scaled=True))
+    work = work_of(decode_case(1, 0), runner, WEIGHT_FORMATS["int8"])
     assert work["linear"].num_bytes == NUM_LINEAR_WEIGHTS + 4 * NUM_LINEAR_OUTPUTS
     assert work["head"].num_bytes == NUM_HEAD_WEIGHTS + 4 * 304
 
 
+def test_int4_weights_share_twice_two_bytes_among_32(runner: ModelRunner) -> None:
+    work = work_of(decode_case(1, 0), runner, WEIGHT_FORMATS["int4"])
+    assert work["linear"].num_bytes == NUM_LINEAR_WEIGHTS // 2 + NUM_LINEAR_WEIGHTS // 32 * 4
+
+
 def test_biases_and_a_head_of_its_own_count(tmp_path: Path) -> None:
     config = load_model_config(tiny_model_dir(tmp_path, "qwen2", tied=False))
-    counter = WorkCounter(config, FLOAT32, 0)
+    counter = WorkCounter(config, FLOAT32, FLOAT32, 0)
     # of q, k and v
     assert counter.linear_bytes == (NUM_LINEAR_WEIGHTS + 2 * (64 + 32 + 32)) * 4
     assert counter.head_bytes == NUM_HEAD_WEIGHTS * 4
 
 
 def test_the_floor_is_the_longer_of_reading_and_computing() -> None:
-    limits = MachineLimits(bytes_per_s=100, weight_macs_per_s=20, attention_macs_per_s=10)
+    limits = MachineLimits(bytes_per_s=100, weight_macs_per_s=20, attention_macs_per_s=10, head_macs_per_s=5)
     reading, computing = Work(300, 20, 10), Work(100, 20, 20)
     assert limits.floor_s(reading) == 3
     assert limits.floor_s(computing) == 1 + 2
+    assert limits.floor_s(Work(100, 0, 0, 20)) == 4
     # of a whole step: 4 s of reading, 5 s of computing; not the sum of the parts' floors
     assert limits.floor_s(reading + computing) == 5
 

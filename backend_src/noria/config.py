@@ -22,7 +22,7 @@ _CHOICES = {
     "dtype": ("float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
     "kernels": ("auto", "cpu", "torch"),
-    "weight_quantization": ("none", "int8"),
+    "weight_quantization": ("none", "int8", "int4"),
     "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
     "admission": ("max_utilization", "guaranteed_no_evict"),
     "insertion": ("immediate", "waiting_served_ratio"),
@@ -87,7 +87,8 @@ class EngineConfig:
         differ only in how Triton is told to form it.
     kernels: cpu are the compiled ones, which know float32 on an x86-64 CPU; torch are torch's operators; auto takes cpu
         where they run.
-    weight_quantization: int8 rounds the weights of linear layers to 8 bits, one scale an output (cpu kernels only).
+    weight_quantization: of linear layers, cpu kernels only. int8: one scale an output. int4: a scale and a minimum for
+        32 inputs of an output, which keeps the weights of a GGUF in Q4_1 exactly; the head is int8.
     kv_cache_dtype: auto is dtype; with cpu kernels also bfloat16, or int8 with a scale for each token and head.
     block_size: tokens per block of the KV cache.
     num_kv_blocks: blocks of the pool; None takes as many as fit into kv_cache_gib (2**30 bytes).

@@ -44,7 +44,11 @@ def test_every_figure_is_there(
     assert content["command"][:2] == ["noria", "profile"]
     assert content["machine"]["num_cores"] >= 1
     assert content["busy_cores_before"] >= 0
-    assert content["weights"] == {"dtype": "float32", "bytes_per_step": (61440 + 304 * 64) * 4}
+    assert content["weights"] == {
+        "dtype": "float32",
+        "head_dtype": "float32",
+        "bytes_per_step": (61440 + 304 * 64) * 4,
+    }
     assert [case["name"] for case in content["cases"]] == CASES
     for case in content["cases"]:
         step, limits = case["step"], content["limits"]

@@ -1,5 +1,5 @@
-"""Products with packed weights, through the packer and the C interface: float32 against float64, int8 against the same
-roundings in torch, and that a row's result is that row's alone, bit for bit.
+"""Products with packed weights, through the packer and the C interface: float32 against float64, int8 and int4
+against the same roundings in torch, and that a row's result is that row's alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from noria.kernels.cpu_library import load_library
+from noria.kernels.cpu_library import INT4_GROUP, WEIGHT_FORMATS, load_library
 from noria.kernels.cpu_weights import CpuWeights
 
 LIBRARY = load_library()
 NUM_ROWS = [1, 2, 3, 4, 5, 17]
-# outputs at the borders of a panel of 16, inputs at those of a vector and of a pair
-SHAPES = [(1, 2), (15, 3), (16, 8), (17, 30), (33, 576), (1, 1)]
+# outputs at the borders of a panel of 16, inputs at those of a vector, of a pair and of a group of 32
+SHAPES = [(1, 2), (15, 3), (16, 8), (17, 30), (33, 576), (1, 1), (16, 33), (40, 64)]
 GUARD = 12345.0
 
 
 class Layer:
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, is_quantized: bool = False) -> None:
-        self._weights = CpuWeights(LIBRARY, is_quantized)
-        self._linear = self._weights.pack(weight, bias)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, weight_format: str = "float32") -> None:
+        self._weights = CpuWeights(LIBRARY)
+        self._linear = self._weights.pack(weight_format, weight, bias)
         self._num_outputs = len(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -49,7 +49,8 @@ def int8_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     weight_scale = weight.abs().amax(1, keepdim=True) / 127
     whole_weight = (weight / weight_scale).round()
     row_scale = x.abs().amax(1, keepdim=True) / limit
-    whole_x = (x * (limit / x.abs().amax(1, keepdim=True))).round()
+    # a number divided by a tensor is the tensor's reciprocal times the number, which rounds twice
+    whole_x = (x * torch.tensor(float(limit)).div(x.abs().amax(1, keepdim=True))).round()
     assert whole_weight.abs().max() == 127
     assert whole_x.abs().amax(1).eq(limit).all()
     product = (whole_x.double() @ whole_weight.double().T) * row_scale.double() * weight_scale.double().T
@@ -77,24 +78,78 @@ def test_int8_is_the_product_of_the_rounded_numbers(num_rows, num_outputs, num_i
     weight = randn(num_outputs, num_inputs) * 10.0 ** randn(num_outputs, 1, seed=2)
     x = randn(num_rows, num_inputs, seed=num_rows) * 10.0 ** randn(num_rows, 1, seed=3)
     bias = randn(num_outputs, seed=1) if has_bias else None
-    found, expected = Layer(weight, bias, True)(x).double(), int8_reference(x, weight, bias)
-    # float32 rounds the sum, and x by its scale before it becomes a whole number: here and there one goes the other way
+    found, expected = Layer(weight, bias, "int8")(x).double(), int8_reference(x, weight, bias)
     size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
     assert ((found - expected).abs() <= 1e-6 * size).all()
+
+
+def in_groups(x: Tensor) -> Tensor:
+    """[rows, inputs] to [rows, groups, 32], with zeros beyond the last input."""
+    return torch.nn.functional.pad(x, (0, -x.shape[1] % INT4_GROUP)).unflatten(1, (-1, INT4_GROUP))
+
+
+def int4_weights(weight: Tensor) -> Tensor:
+    """[outputs, inputs] float64: what the packed numbers stand for."""
+    whole = torch.arange(weight.shape[1])
+    rounded = torch.zeros(weight.shape, dtype=torch.float64)
+    for first in range(0, weight.shape[1], INT4_GROUP):
+        group = whole[first : first + INT4_GROUP]
+        numbers = weight[:, group]
+        low, high = numbers.amin(1, keepdim=True), numbers.amax(1, keepdim=True)
+        minimum, scale = low.half().float(), ((high - low) / 15).half().float()
+        steps = torch.where(scale > 0, ((numbers - minimum) / scale).round().clamp(0, 15), 0)
+        rounded[:, group] = minimum.double() + scale.double() * steps.double()
+    return rounded
+
+
+def int4_activations(x: Tensor) -> Tensor:
+    """[rows, inputs] float64: what the rounded numbers stand for."""
+    groups = in_groups(x)
+    top = groups.abs().amax(2, keepdim=True)
+    whole = torch.where(top > 0, (groups * torch.tensor(127.0).div(top)).round(), 0)
+    return (whole.double() * (top / 127).double()).flatten(1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_int4_is_the_product_of_the_rounded_numbers(num_rows, num_outputs, num_inputs, has_bias):
+    weight = randn(num_outputs, num_inputs) * 10.0 ** randn(num_outputs, 1, seed=2)
+    x = randn(num_rows, num_inputs, seed=num_rows) * 10.0 ** randn(num_rows, 1, seed=3)
+    bias = randn(num_outputs, seed=1) if has_bias else None
+    exact_weight, exact_x = int4_weights(weight), int4_activations(x)
+    shift = 0 if bias is None else bias.double()
+    # a group's products with the numbers above its minimum, and the minimum's own product, are rounded apart
+    size = exact_x.abs() @ (exact_weight.abs() + 2 * in_groups(weight.double()).abs().amax((1, 2))[:, None]).T + abs(
+        shift
+    )
+    assert ((Layer(weight, bias, "int4")(x).double() - exact_x @ exact_weight.T - shift).abs() <= 1e-6 * size).all()
+
+
+def test_int4_keeps_what_has_a_scale_and_a_minimum():
+    """What GGUF's Q4_1 stands for: 16 steps of a float16 scale from a float16 minimum on, both ends used."""
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.randint(0, 16, (48, 5, INT4_GROUP), generator=generator)
+    steps[:, :, 3], steps[:, :, 29] = 0, 15
+    scale = (randn(48, 5, 1).abs() * 0.1).half().float()
+    minimum = (randn(48, 5, 1, seed=1) - 1).half().float()
+    weight = (scale * steps + minimum).flatten(1)
+    # each row asks for one input of every output
+    assert torch.equal(Layer(weight, None, "int4")(torch.eye(weight.shape[1])), weight.T)
 
 
 def test_int8_stays_near_the_exact_product():
     weight, x = randn(64, 576), randn(8, 576, seed=1)
     exact = x.double() @ weight.double().T
-    error = (Layer(weight, None, True)(x) - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    error = (Layer(weight, None, "int8")(x) - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     # a uniform rounding of 127 levels up to the largest of 576 normal numbers, about 3.2: 3.2 / 127 / sqrt(12) = 0.0073
     assert 0.005 < error < 0.01
 
 
-@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
 @pytest.mark.parametrize("num_inputs", [3, 100, 576])
-def test_a_row_is_the_same_beside_any_mates(is_quantized, num_inputs):
-    layer, x = Layer(randn(40, num_inputs), randn(40, seed=1), is_quantized), randn(1, num_inputs, seed=2)
+def test_a_row_is_the_same_beside_any_mates(weight_format, num_inputs):
+    layer, x = Layer(randn(40, num_inputs), randn(40, seed=1), weight_format), randn(1, num_inputs, seed=2)
     alone = layer(x)
     assert alone.isfinite().all()
     for num_mates in (1, 2, 3, 4, 8, 15):
@@ -110,14 +165,14 @@ def test_a_row_is_the_same_beside_any_mates(is_quantized, num_inputs):
 @pytest.mark.parametrize("place", [0, 7, 8, 15, 16, 19])
 def test_a_row_that_is_not_finite_shows_it_and_spoils_no_other(bad, place):
     weight, x = randn(20, 20).abs(), randn(5, 20, seed=1)
-    for is_quantized in (False, True):
-        layer = Layer(weight, None, is_quantized)
+    for weight_format in WEIGHT_FORMATS:
+        layer = Layer(weight, None, weight_format)
         expected = layer(x)
         spoiled = x.clone()
         spoiled[2, place] = bad
         found = layer(spoiled)
         # inf times a rounding to whole numbers has no meaning; without one it is inf
-        wanted = bad if not is_quantized and bad == bad else torch.nan
+        wanted = bad if weight_format == "float32" and bad == bad else torch.nan
         torch.testing.assert_close(found[2], torch.full((20,), wanted), equal_nan=True)
         assert torch.equal(found[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
 
@@ -128,13 +183,15 @@ def test_zeros_and_the_smallest_and_the_largest_numbers():
     normal = torch.tensor([0.0, 1e-30, 1.0, 1e30])
     subnormal = torch.full((1, 50), 1e-42)
     x = torch.cat((normal[:, None].expand(-1, 50), subnormal))
-    for is_quantized in (False, True):
-        y = Layer(weight, None, is_quantized)(x)
+    for weight_format in WEIGHT_FORMATS:
+        y = Layer(weight, None, weight_format)(x)
         assert (y[:, :3] == 0).all()
         torch.testing.assert_close(y[:4, 3:], 50 * normal[:, None].expand(-1, 3), atol=0, rtol=1e-6)
-        # kept in float32, nothing in int8
-        torch.testing.assert_close(y[4, 3:], torch.full((3,), 0.0 if is_quantized else 5e-41), atol=1e-43, rtol=0)
-        shifted = Layer(weight, bias, is_quantized)(x)
+        # kept in float32, nothing where it is rounded
+        torch.testing.assert_close(
+            y[4, 3:], torch.full((3,), 5e-41 if weight_format == "float32" else 0.0), atol=1e-43, rtol=0
+        )
+        shifted = Layer(weight, bias, weight_format)(x)
         assert torch.equal(shifted[0], bias)
         assert torch.equal(shifted[:, :3], bias[:3].expand(5, -1))
 
@@ -143,9 +200,26 @@ def test_zeros_and_the_smallest_and_the_largest_numbers():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_sums_do_not_overflow(num_inputs, sign):
     """All numbers at their limit. In int32: num_inputs * 127 * activation_limit is up to 2^31 * 127 / 128."""
-    layer = Layer(torch.full((17, num_inputs), 3.0 * sign), None, True)
+    layer = Layer(torch.full((17, num_inputs), 3.0 * sign), None, "int8")
     x = torch.full((5, num_inputs), 5.0)
     torch.testing.assert_close(layer(x), torch.full((5, 17), 15.0 * sign * num_inputs))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_sums_of_int4_do_not_overflow(sign):
+    """In int16: 8 pairs of 15 * 127 are 30,480. One number at 0, so that all others are at 15."""
+    weight = torch.full((17, 64), 3.75)
+    weight[:, ::32] = 0
+    x = torch.full((5, 64), 5.0 * sign)
+    torch.testing.assert_close(Layer(weight, None, "int4")(x), torch.full((5, 17), 3.75 * 5 * sign * 62))
+
+
+def test_weights_beyond_float16_show_in_their_outputs():
+    weight = randn(20, 64)
+    weight[4, 40] = -1e5
+    y = Layer(weight, None, "int4")(randn(3, 64, seed=1))
+    assert not y[:, 4].isfinite().any()
+    assert y[:, [*range(4), *range(5, 20)]].isfinite().all()
 
 
 @pytest.mark.parametrize("place", [0, 9])
@@ -153,13 +227,14 @@ def test_a_weight_that_is_not_a_number_shows_in_its_output(place):
     """A checkpoint that holds NaN must not be answered with plausible text."""
     weight = randn(20, 20)
     weight[4, place] = torch.nan
-    y = Layer(weight, None, True)(randn(3, 20, seed=1))
-    assert y[:, 4].isnan().all()
-    assert y[:, [*range(4), *range(5, 20)]].isfinite().all()
+    for weight_format in ("int8", "int4"):
+        y = Layer(weight, None, weight_format)(randn(3, 20, seed=1))
+        assert y[:, 4].isnan().all()
+        assert y[:, [*range(4), *range(5, 20)]].isfinite().all()
 
 
 def test_weights_that_are_not_contiguous_are_packed_as_they_read():
     weight, x = randn(30, 20), randn(3, 30, seed=1)
-    for is_quantized in (False, True):
-        expected = Layer(weight.T.contiguous(), None, is_quantized)(x)
-        assert torch.equal(Layer(weight.T, None, is_quantized)(x), expected)
+    for weight_format in WEIGHT_FORMATS:
+        expected = Layer(weight.T.contiguous(), None, weight_format)(x)
+        assert torch.equal(Layer(weight.T, None, weight_format)(x), expected)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from noria.kernels.cpu_library import WEIGHT_FORMATS
 from noria.kernels.ops import torch_kernels
 from noria.models.cpu_decoder import CpuDecoder, CpuFormat
 from noria.models.decoder import Decoder
@@ -30,8 +31,8 @@ POISONED_TOKEN = 77
 # of Linux; Python's mmap does not name it
 MAP_NORESERVE = 0x4000
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-FORMATS = [(is_quantized, kv_dtype) for is_quantized in (False, True) for kv_dtype in KV_DTYPES]
-FLOAT32 = (False, "float32")
+FORMATS = [(weights, kv_dtype) for weights in WEIGHT_FORMATS for kv_dtype in KV_DTYPES]
+FLOAT32 = ("float32", "float32")
 GARBAGE = {
     # in every format: all bits set
     "NaN": lambda memory: memory.fill_(-1),
@@ -66,7 +67,7 @@ class Model:
     def __init__(
         self,
         config: ModelConfig,
-        number_format: tuple[bool, str] | None,
+        number_format: tuple[str, str] | None,
         block_size: int = 16,
         num_threads: int = 2,
         garbage: str = "NaN",
@@ -199,12 +200,12 @@ PROMPTS = [prompt_of(length) for length in (150, 1, 37, 16, 129, 25)]
 
 
 @pytest.mark.parametrize("name", INVARIANT)
-@pytest.mark.parametrize(("is_quantized", "kv_dtype"), FORMATS)
-def test_logits_do_not_depend_on_mates_chunks_places_threads_or_garbage(name, is_quantized, kv_dtype):
+@pytest.mark.parametrize(("weights", "kv_dtype"), FORMATS)
+def test_logits_do_not_depend_on_mates_chunks_places_threads_or_garbage(name, weights, kv_dtype):
     config, block_size = INVARIANT[name]
 
     def model(num_threads: int, garbage: str = "NaN", seed: int = 0) -> Model:
-        return Model(config, (is_quantized, kv_dtype), block_size, num_threads, garbage, seed)
+        return Model(config, (weights, kv_dtype), block_size, num_threads, garbage, seed)
 
     expected = model(1).run(PROMPTS, one_by_one(PROMPTS))
     assert all(logits.isfinite().all() for logits in expected)
@@ -231,16 +232,16 @@ def test_a_position_is_turned_alike_in_any_batch(half_head):
         assert torch.equal(model.step(rows[index])[0], together[index])
 
 
-@pytest.mark.parametrize(("is_quantized", "kv_dtype"), FORMATS)
-def test_a_token_that_is_not_finite_spoils_what_follows_in_its_sequence_alone(is_quantized, kv_dtype):
+@pytest.mark.parametrize(("weights", "kv_dtype"), FORMATS)
+def test_a_token_that_is_not_finite_spoils_what_follows_in_its_sequence_alone(weights, kv_dtype):
     """Not what comes before it, either: prefix caching may share those blocks with other sequences."""
     config = model_config("llama", tie_word_embeddings=False)
     prompts = [prompt_of(40), prompt_of(33), prompt_of(7)]
-    expected = Model(config, (is_quantized, kv_dtype)).run(prompts, one_by_one(prompts))
+    expected = Model(config, (weights, kv_dtype)).run(prompts, one_by_one(prompts))
     spoiled = [list(prompt) for prompt in prompts]
     spoiled[1][20] = POISONED_TOKEN
     for steps in (in_chunks(prompts, 40), in_chunks(prompts, 9), in_chunks(prompts, 1)):
-        found = Model(config, (is_quantized, kv_dtype)).run(spoiled, steps)
+        found = Model(config, (weights, kv_dtype)).run(spoiled, steps)
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[2], expected[2])
         assert found[1][20:].isnan().all()
@@ -251,7 +252,7 @@ def test_a_token_that_is_not_finite_spoils_what_follows_in_its_sequence_alone(is
 def test_blocks_beyond_two_gib(kv_dtype):
     """Their addresses do not fit into 32 bits. Only the pages that are touched take memory."""
     config = model_config("llama", head_dim=8, num_attention_heads=2, num_key_value_heads=1)
-    model = Model(config, (False, kv_dtype), block_size=8)
+    model = Model(config, ("float32", kv_dtype), block_size=8)
     block = model.cache.memory[0, 0, 0]
     num_blocks = 2**31 // block.nbytes * 5 // 4
     shape = (config.num_layers, 2, num_blocks, *block.shape)

@@ -30,7 +30,7 @@ from support.waiting import wait_until
 
 CONFIG = EngineConfig(device="cpu", num_kv_blocks=64, block_size=16, num_threads=2)
 KV_DTYPES = ("float32", "bfloat16", "int8")
-FORMATS = [(weights, kv_dtype) for weights in ("none", "int8") for kv_dtype in KV_DTYPES]
+FORMATS = [(weights, kv_dtype) for weights in ("none", "int8", "int4") for kv_dtype in KV_DTYPES]
 PROMPT = torch.randint(0, 304, (150,), generator=torch.Generator().manual_seed(3)).tolist()
 TABLE = [60, 3, 41, 7, 19, 55, 2, 30, 11, 63]
 CORES = os.sched_getaffinity(0)
@@ -95,6 +95,8 @@ def test_the_cache_holds_keys_and_values_rounded_to_the_nearest(model_dir, part)
         ("int8", "float32", 0.1),
         ("int8", "bfloat16", 0.1),
         ("int8", "int8", 0.1),
+        ("int4", "float32", 0.5),
+        ("int4", "int8", 0.5),
     ],
 )
 def test_rounded_numbers_stay_near_float32(model_dir, weights, kv_dtype, tolerance):

@@ -23,13 +23,15 @@ def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str,
     """environment: `machine`, `busy_cores_before` and `busy_cores_after`."""
     machine, best, usual = environment["machine"], profile.limits, profile.median_limits
     peaks = f"{profile.weight_dtype} {best.weight_macs_per_s / 1e9:.1f} ({usual.weight_macs_per_s / 1e9:.1f})"
+    if profile.head_dtype != profile.weight_dtype:
+        peaks += f", {profile.head_dtype} {best.head_macs_per_s / 1e9:.1f} ({usual.head_macs_per_s / 1e9:.1f})"
     if best.weight_macs_per_s != best.attention_macs_per_s:
         peaks += f", float32 {best.attention_macs_per_s / 1e9:.1f} ({usual.attention_macs_per_s / 1e9:.1f})"
     before, after = environment["busy_cores_before"], environment["busy_cores_after"]
     return [
         f"{machine['cpu']['model']}, {machine['num_cores']} cores, num_threads {profile.num_threads}; others took "
         f"{before:.2f} cores before, {after:.2f} after",
-        f"{config.model}, {profile.kernels} kernels; weights {profile.weight_dtype}, "
+        f"{config.model}, {profile.kernels} kernels; weights {profile.weight_dtype}, of the head {profile.head_dtype}, "
         f"{profile.weight_bytes / 1e6:.1f} MB a step; KV {profile.kv_dtype}, {profile.kv_bytes_per_token:.0f} bytes a "
         "token",
         f"reads {best.bytes_per_s / 1e9:.1f} GB/s ({usual.bytes_per_s / 1e9:.1f}); multiplies, 1e9 a second: {peaks}",
@@ -89,7 +91,11 @@ def profile_json(profile: Profile) -> dict[str, Any]:
     return {
         "kernels": profile.kernels,
         "num_threads": profile.num_threads,
-        "weights": {"dtype": profile.weight_dtype, "bytes_per_step": profile.weight_bytes},
+        "weights": {
+            "dtype": profile.weight_dtype,
+            "head_dtype": profile.head_dtype,
+            "bytes_per_step": profile.weight_bytes,
+        },
         "kv_cache": {"dtype": profile.kv_dtype, "bytes_per_token": profile.kv_bytes_per_token},
         "limits": _limits_json(profile.limits),
         "median_limits": _limits_json(profile.median_limits),
@@ -102,6 +108,7 @@ def _limits_json(limits: MachineLimits) -> dict[str, float]:
         "read_bytes_per_s": limits.bytes_per_s,
         "weight_macs_per_s": limits.weight_macs_per_s,
         "attention_macs_per_s": limits.attention_macs_per_s,
+        "head_macs_per_s": limits.head_macs_per_s,
     }
 
 
@@ -141,6 +148,7 @@ def _floor_json(work: Work, limits: MachineLimits) -> dict[str, Any]:
         "bytes_read": work.num_bytes,
         "weight_macs": work.num_weight_macs,
         "attention_macs": work.num_attention_macs,
+        "head_macs": work.num_head_macs,
         "read_ms": limits.read_s(work) * 1e3,
         "compute_ms": limits.compute_s(work) * 1e3,
         "floor_ms": limits.floor_s(work) * 1e3,

@@ -16,13 +16,18 @@ import numpy as np
 LIBRARY_NAME = "cpu_kernels"
 # of a packed weight, outputs side by side
 PANEL = 16
+# of a linear layer's weights; in int4, 32 inputs of an output share a scale and a minimum
+WEIGHT_FORMATS = {"float32": 0, "int8": 1, "int4": 2}
+INT4_GROUP = 32
+# numbers of four bits, and a float16 scale and minimum for each of PANEL outputs
+INT4_PANEL_BYTES = PANEL * (INT4_GROUP // 2 + 2 + 2)
 KV_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
 # the parts of a step that `StepStruct.stage_seconds` tells apart, in order
 STAGES = ("linear", "head", "attention", "pointwise")
 
 
 class LinearStruct(Structure):
-    """weight: panels, see cpu/linear.h. scale: of int8 weights, 0 for float32. bias: 0 for none."""
+    """weight: panels, see cpu/linear.h. scale: of int8 weights, else 0. bias: 0 for none. format: of WEIGHT_FORMATS."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -30,6 +35,7 @@ class LinearStruct(Structure):
         ("bias", c_void_p),
         ("num_inputs", c_int32),
         ("num_outputs", c_int32),
+        ("format", c_int32),
     )
 
 
@@ -114,7 +120,7 @@ def load_library() -> ctypes.CDLL:
     except OSError as error:
         raise RuntimeError(f"{path.name} cannot be loaded: {error}") from None
     if not library.noria_cpu_is_supported():
-        raise RuntimeError("this processor lacks AVX2 or FMA")
+        raise RuntimeError("this processor lacks AVX2, FMA or F16C")
     library.noria_context_create.restype = c_void_p
     library.noria_context_create.argtypes = (c_int32,)
     library.noria_context_destroy.argtypes = (c_void_p,)
@@ -124,6 +130,8 @@ def load_library() -> ctypes.CDLL:
     library.noria_pack_float32.restype = None
     library.noria_pack_int8.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_void_p)
     library.noria_pack_int8.restype = None
+    library.noria_pack_int4.argtypes = (c_void_p, c_int32, c_int32, c_void_p)
+    library.noria_pack_int4.restype = None
     library.noria_linear.argtypes = (POINTER(LinearStruct), c_void_p, c_int32, c_void_p)
     library.noria_linear.restype = None
     return library

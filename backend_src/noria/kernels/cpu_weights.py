@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from noria.kernels.cpu_library import PANEL, LinearStruct
+from noria.kernels.cpu_library import INT4_GROUP, INT4_PANEL_BYTES, PANEL, WEIGHT_FORMATS, LinearStruct
 
 _BYTES_TO_ALIGN = 64
 
@@ -15,10 +15,8 @@ _BYTES_TO_ALIGN = 64
 class CpuWeights:
     """Addresses that it gives stay good as long as it lives. kept: all that is behind them."""
 
-    def __init__(self, library: ctypes.CDLL, is_quantized: bool) -> None:
-        """is_quantized: linear layers in int8, with a scale for each output."""
+    def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._is_quantized = is_quantized
         self.kept: list[Tensor] = []
 
     def keep(self, tensor: Tensor) -> int:
@@ -28,21 +26,24 @@ class CpuWeights:
         self.kept.append(copy)
         return copy.data_ptr()
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> LinearStruct:
-        """weight [outputs, inputs] float32, bias [outputs]; see cpu/linear.h for the panels."""
+    def pack(self, weight_format: str, weight: Tensor, bias: Tensor | None = None) -> LinearStruct:
+        """weight [outputs, inputs] float32, bias [outputs]. weight_format: of WEIGHT_FORMATS; see cpu/linear.h."""
         num_outputs, num_inputs = weight.shape
         weight = weight.contiguous()
-        num_padded = -(-num_outputs // PANEL) * PANEL
+        num_panels = -(-num_outputs // PANEL)
         scale = None
-        if self._is_quantized:
-            packed = _aligned(num_padded * (num_inputs + num_inputs % 2), torch.int8)
+        if weight_format == "int8":
+            packed = _aligned(num_panels * PANEL * (num_inputs + num_inputs % 2), torch.int8)
             scale = torch.empty(num_outputs)
             self.kept.append(scale)
             self._library.noria_pack_int8(
                 weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), scale.data_ptr()
             )
+        elif weight_format == "int4":
+            packed = _aligned(num_panels * -(-num_inputs // INT4_GROUP) * INT4_PANEL_BYTES, torch.uint8)
+            self._library.noria_pack_int4(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
         else:
-            packed = _aligned(num_padded * num_inputs, torch.float32)
+            packed = _aligned(num_panels * PANEL * num_inputs, torch.float32)
             self._library.noria_pack_float32(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
         self.kept.append(packed)
         return LinearStruct(
@@ -51,6 +52,7 @@ class CpuWeights:
             bias=None if bias is None else self.keep(bias),
             num_inputs=num_inputs,
             num_outputs=num_outputs,
+            format=WEIGHT_FORMATS[weight_format],
         )
 
 

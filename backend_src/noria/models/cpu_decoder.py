@@ -1,8 +1,8 @@
 """CpuDecoder: the same forward pass as `Decoder`, as one call into the compiled CPU kernels.
 
-A step costs Python the same whatever the number of layers. Weights are float32, or int8 with a scale for each output,
-in panels (`kernels/cpu/linear.h`); the embedding stays float32. A row's logits depend on that row alone, bit for bit:
-not on its batch mates, nor on how its prompt was cut into chunks.
+A step costs Python the same whatever the number of layers. Weights are float32, int8 or int4, in panels
+(`kernels/cpu/linear.h`); the embedding stays float32, and beside int4 the head is int8. A row's logits depend on that
+row alone, bit for bit: not on its batch mates, nor on how its prompt was cut into chunks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -40,11 +41,16 @@ VECTOR = 8
 
 @dataclass(frozen=True, slots=True)
 class CpuFormat:
-    """is_quantized: int8 weights. kv_dtype: float32, bfloat16 or int8. block_size: of the KV cache."""
+    """weights: float32, int8 or int4. kv_dtype: float32, bfloat16 or int8. block_size: of the KV cache."""
 
-    is_quantized: bool
+    weights: str
     kv_dtype: str
     block_size: int
+
+    @property
+    def head(self) -> str:
+        """Of the last linear layer, whose outputs are compared with each other: four bits would cost most there."""
+        return "int8" if self.weights == "int4" else self.weights
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError, naming the field, for shapes that the kernels do not know."""
@@ -69,9 +75,12 @@ class CpuDecoder:
         """
         cpu_format.check(config)
         self.config = config
+        self.format = cpu_format
+        self.num_threads = num_threads
         self._library = load_library()
-        self._weights = CpuWeights(self._library, cpu_format.is_quantized)
-        packer = WeightPacker(config, weights, self._weights.keep, self._weights.pack)
+        self._weights = CpuWeights(self._library)
+        pack = partial(self._weights.pack, cpu_format.weights)
+        packer = WeightPacker(config, weights, self._weights.keep, pack)
         embedding = packer.take(EMBEDDING)
         layers = packer.layers()
         self._layers = (LayerStruct * config.num_layers)(
@@ -93,7 +102,7 @@ class CpuDecoder:
             layers=self._layers,
             embedding=self._weights.keep(embedding),
             final_norm=packer.keep(FINAL_NORM),
-            head=packer.head(embedding),
+            head=self._weights.pack(cpu_format.head, packer.head(embedding)),
         )
         weights.clear()
         self._context = self._library.noria_context_create(num_threads)

@@ -53,7 +53,7 @@ class Decoder:
         self._embedding = packer.take(EMBEDDING).clone()
         self._layers = packer.layers()
         self._norm = packer.keep(FINAL_NORM)
-        self._head = packer.head(self._embedding)
+        self._head = kernels.pack_linear(packer.head(self._embedding), None)
         self._inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32, device=self.device)
         weights.clear()
 

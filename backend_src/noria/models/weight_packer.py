@@ -56,11 +56,9 @@ class WeightPacker(Generic[Kept, Packed]):
         """A weight that is not a linear layer's."""
         return self._keep(self.take(name))
 
-    def head(self, embedding: Tensor) -> Packed:
-        """embedding: [vocab_size, hidden_size], which may be the head too."""
-        if self._config.tie_word_embeddings:
-            return self._pack(embedding, None)
-        return self._pack(self.take(HEAD), None)
+    def head(self, embedding: Tensor) -> Tensor:
+        """[vocab_size, hidden_size], not packed. embedding: of that shape, which may be the head too."""
+        return embedding if self._config.tie_word_embeddings else self.take(HEAD)
 
     def layers(self) -> tuple[LayerWeights[Kept, Packed], ...]:
         return tuple(self._layer(index) for index in range(self._config.num_layers))

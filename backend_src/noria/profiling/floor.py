@@ -17,23 +17,23 @@ from noria.scheduler_output import ScheduledSequence, SchedulerOutput
 # the parts of a step that have a floor
 LINEAR, HEAD_PART, ATTENTION = "linear", "head", "attention"
 
-_FLOAT32_BYTES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """num_bytes: read from memory. num_weight_macs, num_attention_macs: multiply-adds with weights, and of attention,
-    which is in float32 where the weights are int8."""
+    """num_bytes: read from memory. The others are multiply-adds, apart where they may be of different numbers:
+    num_weight_macs with the layers' weights, num_attention_macs, which are in float32, and num_head_macs."""
 
     num_bytes: float = 0.0
     num_weight_macs: int = 0
     num_attention_macs: int = 0
+    num_head_macs: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
             self.num_bytes + other.num_bytes,
             self.num_weight_macs + other.num_weight_macs,
             self.num_attention_macs + other.num_attention_macs,
+            self.num_head_macs + other.num_head_macs,
         )
 
 
@@ -44,12 +44,17 @@ class MachineLimits:
     bytes_per_s: float
     weight_macs_per_s: float
     attention_macs_per_s: float
+    head_macs_per_s: float
 
     def read_s(self, work: Work) -> float:
         return work.num_bytes / self.bytes_per_s
 
     def compute_s(self, work: Work) -> float:
-        return work.num_weight_macs / self.weight_macs_per_s + work.num_attention_macs / self.attention_macs_per_s
+        return (
+            work.num_weight_macs / self.weight_macs_per_s
+            + work.num_attention_macs / self.attention_macs_per_s
+            + work.num_head_macs / self.head_macs_per_s
+        )
 
     def floor_s(self, work: Work) -> float:
         return max(self.read_s(work), self.compute_s(work))
@@ -57,33 +62,35 @@ class MachineLimits:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """bytes_per_number: of a linear layer's weights. is_scaled: beside them a float32 scale for each output."""
+    """Of linear layers. per_weight: bytes of a weight, with what it shares with a group of others. per_output: of what
+    each output has beside its weights, but for a bias of per_bias bytes."""
 
     name: str
-    bytes_per_number: int
-    is_scaled: bool
+    per_weight: float
+    per_bias: int
+    per_output: int = 0
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Of the weights [outputs, inputs] of one layer, without a bias."""
+        return round(prod(shape) * self.per_weight) + shape[0] * self.per_output
 
 
 class WorkCounter:
     """Counts the work of steps of one model with its formats."""
 
-    def __init__(self, config: ModelConfig, weight_format: WeightFormat, kv_bytes_per_token: float) -> None:
-        """kv_bytes_per_token: of keys and values in all layers."""
+    def __init__(
+        self, config: ModelConfig, weights: WeightFormat, head: WeightFormat, kv_bytes_per_token: float
+    ) -> None:
+        """weights: of all linear layers but the head. kv_bytes_per_token: of keys and values in all layers."""
         self._config = config
-        self._format = weight_format
         self._kv_bytes_per_token = kv_bytes_per_token
-        weights = expected_weights(config)
-        head_name = EMBEDDING if config.tie_word_embeddings else HEAD
-        self._num_head_macs, self.head_bytes = prod(weights[head_name]), self._bytes(weights[head_name])
-        linears = [shape for name, shape in weights.items() if len(shape) == 2 and name not in (EMBEDDING, HEAD)]
+        shapes = expected_weights(config)
+        head_shape = shapes[EMBEDDING if config.tie_word_embeddings else HEAD]
+        self._num_head_macs, self.head_bytes = prod(head_shape), head.num_bytes(head_shape)
+        linears = [shape for name, shape in shapes.items() if len(shape) == 2 and name not in (EMBEDDING, HEAD)]
         self._num_linear_macs = sum(map(prod, linears))
-        num_biases = sum(prod(shape) for name, shape in weights.items() if name.endswith(".bias"))
-        bias_bytes = _FLOAT32_BYTES if weight_format.is_scaled else weight_format.bytes_per_number
-        self.linear_bytes = sum(map(self._bytes, linears)) + num_biases * bias_bytes
-
-    def _bytes(self, shape: tuple[int, ...]) -> int:
-        """Of the weights [outputs, inputs] of one layer, without a bias."""
-        return prod(shape) * self._format.bytes_per_number + self._format.is_scaled * shape[0] * _FLOAT32_BYTES
+        num_biases = sum(prod(shape) for name, shape in shapes.items() if name.endswith(".bias"))
+        self.linear_bytes = sum(map(weights.num_bytes, linears)) + num_biases * weights.per_bias
 
     def parts(self, step: SchedulerOutput) -> dict[str, Work]:
         """The work of each part that has a floor. The weights are read once, for all rows together."""
@@ -93,7 +100,7 @@ class WorkCounter:
             attention += self._attention(row)
         return {
             LINEAR: Work(self.linear_bytes, self._num_linear_macs * step.num_tokens),
-            HEAD_PART: Work(self.head_bytes, self._num_head_macs * num_logits) if num_logits else Work(),
+            HEAD_PART: Work(self.head_bytes, num_head_macs=self._num_head_macs * num_logits) if num_logits else Work(),
             ATTENTION: attention,
         }
 

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from noria.kernels.cpu_library import load_library
 from noria.kernels.cpu_weights import CpuWeights
@@ -31,32 +33,56 @@ PRODUCT_WEIGHT_BYTES = 2**18
 TORCH_PRODUCT_SIZE = 512
 
 
+class _Product(Protocol):
+    def macs_per_s(self) -> float: ...
+
+
 class LimitMeter:
     """Holds what it reads and multiplies, so that each measurement begins at once."""
 
-    def __init__(self, num_threads: int, dtype: torch.dtype, has_cpu_kernels: bool, is_quantized: bool) -> None:
-        """num_threads: as many as torch uses in this process. dtype: of the weights where torch computes with them."""
+    def __init__(self, num_readers: int, weights: _Product, head: _Product, attention: _Product) -> None:
+        """num_readers: threads beside each other, each of which reads with all threads of torch's operators.
+        The products may be the same one."""
         size = max(READ_BYTES, 4 * _last_level_cache_bytes())
-        self._memory = torch.ones(size // torch.float32.itemsize)
-        self._product: _CompiledProducts | _TorchProduct
-        self._float_product: _CompiledProducts | _TorchProduct
-        if has_cpu_kernels:
-            self._float_product = _CompiledProducts(num_threads, is_quantized=False)
-            self._product = _CompiledProducts(num_threads, is_quantized=True) if is_quantized else self._float_product
-        else:
-            self._product = self._float_product = _TorchProduct(dtype)
+        self._parts = torch.ones(size // torch.float32.itemsize).chunk(num_readers)
+        self._weights, self._head, self._attention = weights, head, attention
 
     def measure(self) -> MachineLimits:
         """Takes about a tenth of a second."""
-        float_rate = _best_rate(self._float_product)
-        rate = float_rate if self._product is self._float_product else _best_rate(self._product)
-        return MachineLimits(max(self._bytes_per_s() for _ in range(NUM_TRIALS)), rate, float_rate)
+        rates = {id(product): _best_rate(product) for product in (self._weights, self._head, self._attention)}
+        return MachineLimits(
+            bytes_per_s=max(self._bytes_per_s() for _ in range(NUM_TRIALS)),
+            weight_macs_per_s=rates[id(self._weights)],
+            attention_macs_per_s=rates[id(self._attention)],
+            head_macs_per_s=rates[id(self._head)],
+        )
 
     def _bytes_per_s(self) -> float:
         """All threads read a buffer that no cache holds."""
-        begin_s = time.perf_counter()
-        self._memory.sum()
-        return self._memory.nbytes / (time.perf_counter() - begin_s)
+        with ThreadPoolExecutor(len(self._parts)) as pool:
+            # so that no thread is yet to be started
+            barrier = Barrier(len(self._parts))
+            rates = pool.map(lambda part: _read_bytes_per_s(part, barrier), self._parts)
+            return sum(rates)
+
+
+def compiled_limits(num_threads: int, weights: str, head: str) -> LimitMeter:
+    """Of the compiled kernels with so many threads. weights, head: of WEIGHT_FORMATS."""
+    products = {name: _CompiledProducts(num_threads, name) for name in {weights, head, "float32"}}
+    return LimitMeter(num_threads, products[weights], products[head], products["float32"])
+
+
+def torch_limits(dtype: torch.dtype) -> LimitMeter:
+    """Of torch's operators with as many threads as it uses in this process."""
+    product = _TorchProduct(dtype)
+    return LimitMeter(1, product, product, product)
+
+
+def _read_bytes_per_s(numbers: Tensor, barrier: Barrier) -> float:
+    barrier.wait()
+    begin_s = time.perf_counter()
+    numbers.sum()
+    return numbers.nbytes / (time.perf_counter() - begin_s)
 
 
 def _last_level_cache_bytes() -> int:
@@ -67,7 +93,7 @@ def _last_level_cache_bytes() -> int:
         return 0
 
 
-def _best_rate(product: _CompiledProducts | _TorchProduct) -> float:
+def _best_rate(product: _Product) -> float:
     return max(product.macs_per_s() for _ in range(NUM_TRIALS))
 
 
@@ -82,9 +108,9 @@ def _calls_per_s(call: Callable[[], object]) -> float:
 class _CompiledProducts:
     """The compiled kernel, by all threads at once, each on a product of its own."""
 
-    def __init__(self, num_threads: int, is_quantized: bool) -> None:
+    def __init__(self, num_threads: int, weight_format: str) -> None:
         library = load_library()
-        self._products = [_CompiledProduct(library, is_quantized) for _ in range(num_threads)]
+        self._products = [_CompiledProduct(library, weight_format) for _ in range(num_threads)]
 
     def macs_per_s(self) -> float:
         barrier = Barrier(len(self._products))
@@ -93,14 +119,16 @@ class _CompiledProducts:
 
 
 class _CompiledProduct:
-    def __init__(self, library: ctypes.CDLL, is_quantized: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, weight_format: str) -> None:
         self._library = library
-        num_outputs = PRODUCT_WEIGHT_BYTES // PRODUCT_INPUTS // (1 if is_quantized else torch.float32.itemsize)
+        num_outputs = (
+            PRODUCT_WEIGHT_BYTES // PRODUCT_INPUTS // (torch.float32.itemsize if weight_format == "float32" else 1)
+        )
         self._num_macs = PRODUCT_ROWS * num_outputs * PRODUCT_INPUTS
         weight = torch.randn(num_outputs, PRODUCT_INPUTS)
         self._x, self._y = torch.randn(PRODUCT_ROWS, PRODUCT_INPUTS), torch.empty(PRODUCT_ROWS, num_outputs)
-        self._weights = CpuWeights(library, is_quantized)
-        self._linear = self._weights.pack(weight)
+        self._weights = CpuWeights(library)
+        self._linear = self._weights.pack(weight_format, weight)
 
     def macs_per_s(self, barrier: Barrier) -> float:
         """Of the calling thread, from when all have come to the barrier. ctypes lets the others run meanwhile."""

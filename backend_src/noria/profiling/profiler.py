@@ -28,7 +28,7 @@ from noria.models.model_store import resolve_model
 from noria.models.tokenizer import load_tokenizer
 from noria.profiling.cases import Case, case_step, check_cases
 from noria.profiling.floor import MachineLimits, WeightFormat, Work, WorkCounter
-from noria.profiling.limits import LimitMeter
+from noria.profiling.limits import LimitMeter, compiled_limits, torch_limits
 from noria.runtime.build import build_runner
 from noria.runtime.kv_cache import bytes_per_block
 from noria.runtime.model_runner import ModelRunner
@@ -39,6 +39,12 @@ MIN_ROUNDS = 3
 TORCH_PARTS = ("model",)
 OTHER_PARTS = ("sampling", "python", "engine")
 WHOLE_STEP = "step"
+# as the compiled kernels pack them: int8 with a float32 scale for each output, int4 with two float16 for 32 weights
+WEIGHT_FORMATS = {
+    "float32": WeightFormat("float32", per_weight=4, per_bias=4),
+    "int8": WeightFormat("int8", per_weight=1, per_bias=4, per_output=4),
+    "int4": WeightFormat("int4", per_weight=20 / 32, per_bias=4),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class Profile:
     kernels: str
     num_threads: int
     weight_dtype: str
+    head_dtype: str
     weight_bytes: int
     kv_dtype: str
     kv_bytes_per_token: float
@@ -118,18 +125,21 @@ def profile(
         raise ConfigError(f"device must be cpu for a profile, not {decoder.device.type}")
     check_cases(cases, runner)
     engine_s = _engine_seconds(config, cases, load_tokenizer(model_dir))
-    weight_format = _weight_format(config, decoder.dtype)
+    weights, head = _weight_formats(decoder)
     kv_bytes_per_token = bytes_per_block(decoder.config, config.block_size, kv_dtype) / config.block_size
-    counter = WorkCounter(decoder.config, weight_format, kv_bytes_per_token)
-    has_cpu_kernels = isinstance(decoder, CpuDecoder)
-    meter = LimitMeter(torch.get_num_threads(), decoder.dtype, has_cpu_kernels, weight_format.is_scaled)
+    counter = WorkCounter(decoder.config, weights, head, kv_bytes_per_token)
+    if isinstance(decoder, CpuDecoder):
+        num_threads, meter = decoder.num_threads, compiled_limits(decoder.num_threads, weights.name, head.name)
+    else:
+        num_threads, meter = torch.get_num_threads(), torch_limits(decoder.dtype)
     steps = [case_step(case, runner, temperature) for case in cases]
     rounds = _Rounds(_StepTimer(runner), steps, meter)
     rounds.run(seconds, on_progress)
     return Profile(
-        kernels="compiled" if has_cpu_kernels else "torch",
-        num_threads=torch.get_num_threads(),
-        weight_dtype=weight_format.name,
+        kernels="compiled" if isinstance(decoder, CpuDecoder) else "torch",
+        num_threads=num_threads,
+        weight_dtype=weights.name,
+        head_dtype=head.name,
         weight_bytes=counter.linear_bytes + counter.head_bytes,
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         kv_bytes_per_token=kv_bytes_per_token,
@@ -151,10 +161,13 @@ def _engine_seconds(config: EngineConfig, cases: Sequence[Case], tokenizer: Text
     return [step_s + row_s * case.num_rows for case in cases]
 
 
-def _weight_format(config: EngineConfig, dtype: torch.dtype) -> WeightFormat:
-    if config.weight_quantization == "int8":
-        return WeightFormat("int8", torch.int8.itemsize, is_scaled=True)
-    return WeightFormat(config.dtype, dtype.itemsize, is_scaled=False)
+def _weight_formats(decoder: Decoder | CpuDecoder) -> tuple[WeightFormat, WeightFormat]:
+    """Of the layers, and of the head."""
+    if isinstance(decoder, CpuDecoder):
+        return WEIGHT_FORMATS[decoder.format.weights], WEIGHT_FORMATS[decoder.format.head]
+    size = decoder.dtype.itemsize
+    weights = WeightFormat(str(decoder.dtype).removeprefix("torch."), size, size)
+    return weights, weights
 
 
 def _each(choose: Callable[[Sequence[float]], float], limits: Sequence[MachineLimits]) -> MachineLimits:
@@ -162,6 +175,7 @@ def _each(choose: Callable[[Sequence[float]], float], limits: Sequence[MachineLi
         choose([one.bytes_per_s for one in limits]),
         choose([one.weight_macs_per_s for one in limits]),
         choose([one.attention_macs_per_s for one in limits]),
+        choose([one.head_macs_per_s for one in limits]),
     )
 
 

@@ -37,16 +37,18 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
     """
     device = _pick_device(engine_config.device)
     dtype = _DTYPES[engine_config.dtype]
-    torch.set_num_threads(engine_config.num_threads or len(os.sched_getaffinity(0)))
+    num_threads = engine_config.num_threads or len(os.sched_getaffinity(0))
     model_config = load_model_config(model_dir)
     cpu_format = _pick_cpu_format(engine_config, model_config, device)
+    # beside the compiled kernels' own threads torch's would wait for work in a loop, on the same cores
+    torch.set_num_threads(1 if cpu_format else num_threads)
     number = kv_dtype(engine_config)
     num_blocks = _num_blocks(engine_config, model_config, number)
     num_host_blocks = _num_host_blocks(engine_config, model_config, number)
     weights = load_weights(model_dir, model_config, dtype, device)
     try:
         decoder = (
-            CpuDecoder(model_config, weights, cpu_format, torch.get_num_threads())
+            CpuDecoder(model_config, weights, cpu_format, num_threads)
             if cpu_format
             else Decoder(model_config, weights, torch_kernels())
         )
@@ -62,7 +64,7 @@ def _pick_cpu_format(engine_config: EngineConfig, model_config: ModelConfig, dev
     Raises ConfigError where the configuration asks for what only the compiled kernels do, and they cannot run.
     """
     cpu_format = CpuFormat(
-        is_quantized=engine_config.weight_quantization == "int8",
+        weights="float32" if engine_config.weight_quantization == "none" else engine_config.weight_quantization,
         kv_dtype=_kv_dtype_name(engine_config),
         block_size=engine_config.block_size,
     )

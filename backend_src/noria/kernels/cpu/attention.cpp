@@ -9,7 +9,8 @@ namespace noria {
 namespace {
 
 constexpr int kChunk = 128;
-// positions between the keys that are read and those that are fetched
+// Positions between the keys or values that are read and those that are fetched meanwhile: a block's numbers of one head are
+// too short a run for the processor to see coming. It drops most of many fetches at once, so that there is one for each read.
 constexpr int kAhead = 32;
 
 #define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < NV; ++v)
@@ -34,6 +35,8 @@ struct Int8 {
     }
 };
 
+template <class Format> constexpr bool kHasScales = sizeof(typename Format::Number) == 1;
+
 uint16_t to_bfloat16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -48,6 +51,14 @@ struct Chunk {
     int all_begin, all_end;
 };
 
+// Where a block's numbers are read, and how many bytes further those lie that are fetched.
+template <class Number> struct Source {
+    const Number *numbers;
+    ptrdiff_t ahead;
+
+    void fetch(ptrdiff_t offset) const { _mm_prefetch(reinterpret_cast<const char *>(numbers + offset) + ahead, _MM_HINT_T0); }
+};
+
 // What a tile needs while it goes over the chunks; rows are the queries of all heads of the group.
 struct Work {
     const KVShape &shape;
@@ -58,10 +69,17 @@ struct Work {
     float *weights;  // [rows][kChunk]: scores, then what values are weighted by
     float *largest;  // [rows]
     float *total;    // [rows]
+    int end;         // of all that the tile sees
 
     const char *head(const char *cache, int position) const {
         return cache + block_table[position / shape.block_size] * shape.block_bytes() +
                kv_head * shape.head_numbers() * shape.element_size();
+    }
+    // The number at `index` of the block that holds `position`.
+    template <class Number> Source<Number> source(const char *cache, int position, int index) const {
+        const char *block = head(cache, position);
+        const ptrdiff_t ahead = position + kAhead < end ? head(cache, position + kAhead) - block : 0;
+        return {reinterpret_cast<const Number *>(block) + index, ahead};
     }
     const float *scales(const char *cache, int position) const {
         const char *block = cache + block_table[position / shape.block_size] * shape.block_bytes();
@@ -70,47 +88,68 @@ struct Work {
     }
 };
 
-// Scores of MR rows for 8 NV positions, at `keys`: the first component of the first position.
+// Vectors whose sums MR rows can keep in registers, beside the rows' own factors and one vector that they share.
+template <int MR> constexpr int kVectors = MR <= 3 ? 4 : 2;
+
+// Scores of MR rows for 8 NV positions. keys: the first component of every 8 or, where NV is 4, of every 16 positions.
 template <class Format, int MR, int NV>
-ON_ITS_OWN void score(const typename Format::Number *keys, int key_stride, const float *q, int head_dim, float *scores) {
+ON_ITS_OWN void score(const Source<typename Format::Number> *keys, int key_stride, const float *q, int head_dim, float *scores) {
+    const auto first = keys[0], second = keys[NV / 4];
     F8 sums[MR][NV];
     EACH_ROW EACH_VECTOR sums[m][v] = _mm256_setzero_ps();
-    for (int d = 0; d < head_dim; ++d) {
-        F8 k[NV];
-        EACH_VECTOR k[v] = Format::load(keys + d * key_stride + 8 * v);
-        EACH_ROW {
-            const F8 a = _mm256_broadcast_ss(q + m * head_dim + d);
-            EACH_VECTOR sums[m][v] = _mm256_fmadd_ps(a, k[v], sums[m][v]);
+    for (ptrdiff_t d = 0, offset = 0; d < head_dim; ++d, offset += key_stride) {
+        first.fetch(offset);
+        if (NV == 4) second.fetch(offset);
+        F8 a[MR];
+        EACH_ROW a[m] = _mm256_broadcast_ss(q + m * head_dim + d);
+        EACH_VECTOR {
+            const F8 k = Format::load(v < 2 ? first.numbers + offset + 8 * v : second.numbers + offset + 8 * (v - 2));
+            EACH_ROW sums[m][v] = _mm256_fmadd_ps(a[m], k, sums[m][v]);
         }
     }
     EACH_ROW EACH_VECTOR _mm256_storeu_ps(scores + m * kChunk + 8 * v, sums[m][v]);
 }
 
-// A block's numbers of one head are too short a run for the processor to see coming.
-void prefetch(const char *numbers, size_t size) {
-    for (size_t i = 0; i < size; i += 64) _mm_prefetch(numbers + i, _MM_HINT_T0);
+// Scores of all rows for 8 NV positions from `position` on, of which each 8 or, where NV is 4, each 16 lie in one block.
+template <class Format, int NV> void score_positions(const Work &work, const char *keys, int position, float *scores) {
+    using Number = typename Format::Number;
+    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
+    const auto source = [&](int p) { return work.source<Number>(keys, p, p % block_size); };
+    const Source<Number> parts[2] = {source(position), NV == 4 ? source(position + 16) : Source<Number>()};
+    for_each_tile(0, work.num_rows, [&](int row, auto num_rows) {
+        const float *q = work.q + row * head_dim;
+        float *target = scores + row * kChunk;
+        if constexpr (NV <= kVectors<num_rows>) {
+            score<Format, num_rows, NV>(parts, block_size, q, head_dim, target);
+        } else {
+            score<Format, num_rows, 2>(parts, block_size, q, head_dim, target);
+            score<Format, num_rows, 2>(parts + 1, block_size, q, head_dim, target + 16);
+        }
+    });
 }
 
+// NV: 2, or 1 where blocks are not of whole 16 positions.
 template <class Format, int NV>
-void score_chunk(const Work &work, const char *keys, const char *values, const Chunk &chunk, int end) {
-    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size, step = 8 * NV;
-    const size_t size = step * head_dim * sizeof(typename Format::Number);
-    for (int position = chunk.begin / step * step; position < chunk.end; position += step) {
-        const int ahead = position + kAhead;
-        if (ahead < end) prefetch(work.head(keys, ahead) + ahead % block_size / step * size, size);
-        prefetch(work.head(values, position) + position % block_size / step * size, size);
-        const auto *k = reinterpret_cast<const typename Format::Number *>(work.head(keys, position)) + position % block_size;
+void score_chunk(const Work &work, const char *keys, const Chunk &chunk) {
+    constexpr int part = 8 * NV;
+    for (int position = chunk.begin / part * part; position < chunk.end;) {
+        const int width = NV == 2 && position + part < chunk.end ? 2 * part : part;
         float *scores = work.weights + position - chunk.start;
-        for_each_tile(0, work.num_rows, [&](int row, auto num_rows) {
-            score<Format, num_rows, NV>(k, block_size, work.q + row * head_dim, head_dim, scores + row * kChunk);
-        });
-        if constexpr (sizeof(typename Format::Number) == 1) {
-            const float *scales = work.scales(keys, position);
-            for (int row = 0; row < work.num_rows; ++row)
-                for (int v = 0; v < NV; ++v) {
-                    float *s = scores + row * kChunk + 8 * v;
-                    _mm256_storeu_ps(s, _mm256_mul_ps(_mm256_loadu_ps(s), _mm256_loadu_ps(scales + 8 * v)));
-                }
+        width == part ? score_positions<Format, NV>(work, keys, position, scores)
+                      : score_positions<Format, 2 * NV>(work, keys, position, scores);
+        position += width;
+    }
+}
+
+// Int8: multiplies what belongs to the chunk's positions by their scales. A weight of 0 stays 0 beside a scale of NaN.
+void apply_scales(const Work &work, const char *cache, const Chunk &chunk) {
+    for (int position = chunk.begin / 8 * 8; position < chunk.end; position += 8) {
+        const F8 scales = _mm256_loadu_ps(work.scales(cache, position));
+        for (int row = 0; row < work.num_rows; ++row) {
+            float *numbers = work.weights + row * kChunk + position - chunk.start;
+            const F8 number = _mm256_loadu_ps(numbers);
+            const F8 is_zero = _mm256_cmp_ps(number, _mm256_setzero_ps(), _CMP_EQ_OQ);
+            _mm256_storeu_ps(numbers, _mm256_andnot_ps(is_zero, _mm256_mul_ps(number, scales)));
         }
     }
 }
@@ -152,51 +191,56 @@ void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
     work.total[row] += sum(total);
 }
 
-// Adds the weighted values of the chunk to 8 NV components of MR rows.
-template <class Format, int MR, int NV>
-ON_ITS_OWN void add_values(const Work &work, const char *values, const Chunk &chunk, int row, int component) {
-    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
-    float *out = work.out + row * head_dim + component;
-    const float *weights = work.weights + row * kChunk - chunk.start;
+// Adds `count` weighted values, one after the other in memory, to 8 NV components of MR rows. kIsMasked: what a query does
+// not see must not reach it, and 0 times NaN would.
+template <class Format, int MR, int NV, bool kIsMasked>
+ON_ITS_OWN void add_run(Source<typename Format::Number> value, int head_dim, const float *weights, int count, float *out) {
     F8 sums[MR][NV];
     EACH_ROW EACH_VECTOR sums[m][v] = _mm256_loadu_ps(out + m * head_dim + 8 * v);
-    for (int position = chunk.begin; position < chunk.end;) {
-        const auto *value = reinterpret_cast<const typename Format::Number *>(work.head(values, position)) +
-                            position % block_size * head_dim + component;
-        const int end = std::min(chunk.end, (position / block_size + 1) * block_size);
-        for (; position < end; ++position, value += head_dim) {
-            F8 x[NV];
-            EACH_VECTOR x[v] = Format::load(value + 8 * v);
-            // what a query does not see must not reach it, and 0 times NaN would
-            if (position < chunk.all_begin || position >= chunk.all_end) {
-                EACH_ROW {
-                    const F8 weight = _mm256_broadcast_ss(weights + m * kChunk + position);
-                    const F8 is_seen = _mm256_cmp_ps(weight, _mm256_setzero_ps(), _CMP_NEQ_UQ);
-                    EACH_VECTOR sums[m][v] = _mm256_fmadd_ps(weight, _mm256_and_ps(x[v], is_seen), sums[m][v]);
-                }
-                continue;
-            }
+    for (const float *end = weights + count; weights < end; ++weights, value.numbers += head_dim) {
+        for (size_t byte = 0; byte < 8 * NV * sizeof(typename Format::Number); byte += 64)
+            value.fetch(byte / sizeof(typename Format::Number));
+        F8 weight[MR];
+        EACH_ROW weight[m] = _mm256_broadcast_ss(weights + m * kChunk);
+        EACH_VECTOR {
+            const F8 x = Format::load(value.numbers + 8 * v);
             EACH_ROW {
-                const F8 weight = _mm256_broadcast_ss(weights + m * kChunk + position);
-                EACH_VECTOR sums[m][v] = _mm256_fmadd_ps(weight, x[v], sums[m][v]);
+                const F8 zero = _mm256_setzero_ps();
+                const F8 seen = kIsMasked ? _mm256_and_ps(x, _mm256_cmp_ps(weight[m], zero, _CMP_NEQ_UQ)) : x;
+                sums[m][v] = _mm256_fmadd_ps(weight[m], seen, sums[m][v]);
             }
         }
     }
     EACH_ROW EACH_VECTOR _mm256_storeu_ps(out + m * head_dim + 8 * v, sums[m][v]);
 }
 
-template <class Format, int NV> void add_chunk(const Work &work, const char *values, const Chunk &chunk) {
-    if constexpr (sizeof(typename Format::Number) == 1)
-        for (int position = chunk.begin; position < chunk.end; ++position) {
-            const float scale = *work.scales(values, position);
-            for (int row = 0; row < work.num_rows; ++row) {
-                float &weight = work.weights[row * kChunk + position - chunk.start];
-                if (weight != 0) weight *= scale;
-            }
-        }
+// Adds the weighted values of the chunk to 8 NV components of MR rows.
+template <class Format, int MR, int NV>
+void add_values(const Work &work, const char *values, const Chunk &chunk, int row, int component) {
+    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
+    float *out = work.out + row * head_dim + component;
+    const float *weights = work.weights + row * kChunk - chunk.start;
+    for (int position = chunk.begin; position < chunk.end;) {
+        const auto value =
+            work.source<typename Format::Number>(values, position, position % block_size * head_dim + component);
+        int end = std::min(chunk.end, (position / block_size + 1) * block_size);
+        const bool is_seen_by_all = position >= chunk.all_begin && position < chunk.all_end;
+        if (position < chunk.all_begin) end = std::min(end, chunk.all_begin);
+        if (is_seen_by_all) end = std::min(end, chunk.all_end);
+        const auto add = is_seen_by_all ? add_run<Format, MR, NV, false> : add_run<Format, MR, NV, true>;
+        add(value, head_dim, weights + position, end - position, out);
+        position = end;
+    }
+}
+
+template <class Format> void add_chunk(const Work &work, const char *values, const Chunk &chunk) {
+    const int head_dim = work.shape.head_dim;
     for_each_tile(0, work.num_rows, [&](int row, auto num_rows) {
-        for (int component = 0; component < work.shape.head_dim; component += 8 * NV)
-            add_values<Format, num_rows, NV>(work, values, chunk, row, component);
+        constexpr int kWide = kVectors<num_rows>;
+        int component = 0;
+        for (; component + 8 * kWide <= head_dim; component += 8 * kWide)
+            add_values<Format, num_rows, kWide>(work, values, chunk, row, component);
+        for (; component < head_dim; component += 8) add_values<Format, num_rows, 1>(work, values, chunk, row, component);
     });
 }
 
@@ -216,19 +260,19 @@ void attend_as(const AttentionShape &shape, const AttentionRow &row, const Query
                const char *keys, const char *values) {
     const int position = row.first_position + tile.first_query;
     const int begin = visible(shape, row, position).begin;
-    const int end = visible(shape, row, position + tile.num_queries - 1).end;
     const int all_begin = visible(shape, row, position + tile.num_queries - 1).begin;
     const int all_end = visible(shape, row, position).end;
-    const bool is_wide_block = shape.kv.block_size % 16 == 0, is_wide_head = shape.kv.head_dim % 16 == 0;
-    for (int start = begin / kChunk * kChunk; start < end; start += kChunk) {
-        const Chunk chunk{start, std::max(begin, start), std::min(end, start + kChunk), all_begin, all_end};
-        is_wide_block ? score_chunk<Format, 2>(work, keys, values, chunk, end)
-                      : score_chunk<Format, 1>(work, keys, values, chunk, end);
+    for (int start = begin / kChunk * kChunk; start < work.end; start += kChunk) {
+        const Chunk chunk{start, std::max(begin, start), std::min(work.end, start + kChunk), all_begin, all_end};
+        shape.kv.block_size % 16 == 0 ? score_chunk<Format, 2>(work, keys, chunk)
+                                      : score_chunk<Format, 1>(work, keys, chunk);
+        if (kHasScales<Format>) apply_scales(work, keys, chunk);
         for (int index = 0; index < work.num_rows; ++index) {
             const Span span = visible(shape, row, position + index / shape.group());
             weigh(work, index, chunk, span.begin, span.end);
         }
-        is_wide_head ? add_chunk<Format, 2>(work, values, chunk) : add_chunk<Format, 1>(work, values, chunk);
+        if (kHasScales<Format>) apply_scales(work, values, chunk);
+        add_chunk<Format>(work, values, chunk);
     }
 }
 
@@ -296,7 +340,8 @@ void attend(const AttentionShape &shape, const AttentionRow &row, const QueryTil
         total[index] = 0;
     }
     memset(sums, 0, num_rows * head_dim * sizeof(float));
-    const Work work{shape.kv, row.block_table, kv_head, num_rows, scaled, sums, weights, largest, total};
+    const int end = visible(shape, row, row.first_position + tile.first_query + tile.num_queries - 1).end;
+    const Work work{shape.kv, row.block_table, kv_head, num_rows, scaled, sums, weights, largest, total, end};
     switch (shape.kv.format) {
     case KVFormat::kFloat32: attend_as<Float32>(shape, row, tile, work, keys, values); break;
     case KVFormat::kBFloat16: attend_as<BFloat16>(shape, row, tile, work, keys, values); break;

@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "rounding.h"
 #include "simd.h"
 #include "team.h"
 
@@ -87,8 +88,8 @@ double now_s() {
 struct NoriaContext {
     explicit NoriaContext(int num_threads) : team(num_threads) {}
     Team team;
-    Buffer<float> x, normed, qkv, attention, gate_up, scratch, scale;
-    Buffer<int16_t> rounded;
+    Buffer<float> x, normed, qkv, attention, gate_up, scratch;
+    Buffer<char> rounded;
     std::vector<QueryTile> tiles;
 };
 
@@ -109,9 +110,8 @@ public:
         attended_ = context.attention.reserve(tokens * attention_width_);
         gate_up_ = context.gate_up.reserve(tokens * 2 * model.intermediate_size);
         scratch_ = context.scratch.reserve(team_.size() * shape.scratch_size());
-        scale_ = context.scale.reserve(rows);
-        is_rounded_ = model.head.scale != nullptr;
-        rounded_ = is_rounded_ ? context.rounded.reserve(rows * rounded_stride(widest_)) : nullptr;
+        const int widest = static_cast<int>(widest_);
+        rounded_ = context.rounded.reserve(rows * std::max(row_bytes(WeightFormat::kInt8, widest), row_bytes(WeightFormat::kInt4, widest)));
         tiles_.clear();
         const int size = shape.tile_queries();
         for (int row = 0; row < step.num_rows; ++row)
@@ -120,7 +120,7 @@ public:
     }
 
     bool has_memory() const {
-        return x_ && normed_ && qkv_ && attended_ && gate_up_ && scratch_ && scale_ && (rounded_ || !is_rounded_);
+        return x_ && normed_ && qkv_ && attended_ && gate_up_ && scratch_ && rounded_;
     }
 
     void run() {
@@ -138,7 +138,7 @@ private:
         for (int index = 0; index < model_.num_layers; ++index) {
             const NoriaLayer &layer = model_.layers[index];
             char *keys = step_.cache + 2 * index * plane, *values = keys + plane;
-            Rows rows = normalise(nullptr, step_.num_tokens, layer.attention_norm);
+            Rows rows = normalise(nullptr, step_.num_tokens, layer.attention_norm, layer.qkv);
             finish(thread, kStagePointwise);
             product(layer.qkv, rows, step_.num_tokens, qkv_, qkv_width_, false);
             finish(thread, kStageLinear);
@@ -152,20 +152,20 @@ private:
                        scratch_ + thread * shape.scratch_size());
             });
             finish(thread, kStageAttention);
-            rows = present(attended_, step_.num_tokens, attention_width_);
+            rows = present(attended_, step_.num_tokens, layer.attention_output);
             finish(thread, kStagePointwise);
             product(layer.attention_output, rows, step_.num_tokens, x_, hidden, true);
             finish(thread, kStageLinear);
-            rows = normalise(nullptr, step_.num_tokens, layer.mlp_norm);
+            rows = normalise(nullptr, step_.num_tokens, layer.mlp_norm, layer.gate_up);
             finish(thread, kStagePointwise);
             product(layer.gate_up, rows, step_.num_tokens, gate_up_, 2 * model_.intermediate_size, false);
             finish(thread, kStageLinear);
-            rows = gate(step_.num_tokens);
+            rows = gate(step_.num_tokens, layer.down);
             finish(thread, kStagePointwise);
             product(layer.down, rows, step_.num_tokens, x_, hidden, true);
             finish(thread, kStageLinear);
         }
-        const Rows rows = normalise(step_.logit_indices, step_.num_logits, model_.final_norm);
+        const Rows rows = normalise(step_.logit_indices, step_.num_logits, model_.final_norm, model_.head);
         finish(thread, kStagePointwise);
         product(model_.head, rows, step_.num_logits, step_.logits, model_.vocab_size, false);
         finish(thread, kStageHead);
@@ -190,29 +190,31 @@ private:
         });
     }
 
-    // `values` [rows][width], of which each row has been through `round`, as the input of a product.
-    Rows as_input(const float *values, size_t width) const {
-        return {values, rounded_, scale_, is_rounded_ ? rounded_stride(width) : static_cast<int>(width)};
+    // `values` [rows][num_inputs], of which each row has been through `round`, as the input of a product.
+    Rows as_input(const float *values, const Linear &linear) const {
+        const bool is_rounded = linear.format != WeightFormat::kFloat32;
+        return {is_rounded ? rounded_ : reinterpret_cast<const char *>(values), row_bytes(linear.format, linear.num_inputs)};
     }
 
-    void round(const float *values, int row, size_t width) {
-        if (is_rounded_)
-            scale_[row] = round_row(values + row * width, width, rounded_ + row * static_cast<size_t>(rounded_stride(width)));
+    void round(const float *values, int row, const Linear &linear) {
+        if (linear.format == WeightFormat::kFloat32) return;
+        round_row(linear.format, values + row * static_cast<size_t>(linear.num_inputs), linear.num_inputs,
+                  rounded_ + row * row_bytes(linear.format, linear.num_inputs));
     }
 
-    Rows present(const float *values, int count, size_t width) {
-        if (is_rounded_) for_each_row(count, [&](int row) { round(values, row, width); });
-        return as_input(values, width);
+    Rows present(const float *values, int count, const Linear &linear) {
+        if (linear.format != WeightFormat::kFloat32) for_each_row(count, [&](int row) { round(values, row, linear); });
+        return as_input(values, linear);
     }
 
-    // RMS norms of the rows of x_ at `indices`, or of the first `count`.
-    Rows normalise(const int64_t *indices, int count, const float *weight) {
+    // RMS norms of the rows of x_ at `indices`, or of the first `count`, for `linear`.
+    Rows normalise(const int64_t *indices, int count, const float *weight, const Linear &linear) {
         const size_t width = model_.hidden_size;
         for_each_row(count, [&](int row) {
             rms_norm(x_ + (indices ? indices[row] : row) * width, weight, width, normed_ + row * width);
-            round(normed_, row, width);
+            round(normed_, row, linear);
         });
-        return as_input(normed_, width);
+        return as_input(normed_, linear);
     }
 
     void rms_norm(const float *x, const float *weight, size_t width, float *y) const {
@@ -245,14 +247,14 @@ private:
         write_kv(shape.kv, keys, values, step_.slot_mapping[token], heads + attention_width_, heads + num_turned * head_dim);
     }
 
-    // silu(gate) * up of each token.
-    Rows gate(int count) {
+    // silu(gate) * up of each token, for `linear`.
+    Rows gate(int count, const Linear &linear) {
         const size_t width = model_.intermediate_size;
         for_each_row(count, [&](int token) {
             swiglu(gate_up_ + token * 2 * width, width, normed_ + token * width);
-            round(normed_, token, width);
+            round(normed_, token, linear);
         });
-        return as_input(normed_, width);
+        return as_input(normed_, linear);
     }
 
     static void swiglu(const float *gate, size_t width, float *y) {
@@ -269,8 +271,7 @@ private:
 
     void product(const Linear &linear, const Rows &x, int count, float *y, size_t y_stride, bool is_added) {
         // rows whose inputs stay in the cache next to the processor while the panels pass by
-        const int row_bytes = x.stride * (is_rounded_ ? sizeof(int16_t) : sizeof(float));
-        const int row_block = std::max(1, kRowBlockBytes / row_bytes / kTileRows) * kTileRows;
+        const int row_block = std::max(1, kRowBlockBytes / static_cast<int>(x.row_bytes) / kTileRows) * kTileRows;
         const int num_row_blocks = (count + row_block - 1) / row_block, panels = num_panels(linear.num_outputs);
         const int size = std::max(1, panels / (kTasksPerThread * team_.size()));
         const int num_parts = (panels + size - 1) / size;
@@ -289,9 +290,8 @@ private:
     const NoriaStep &step_;
     std::vector<QueryTile> &tiles_;
     size_t attention_width_, qkv_width_, widest_;
-    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *scratch_, *scale_;
-    int16_t *rounded_;
-    bool is_rounded_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *scratch_;
+    char *rounded_;
     double stage_start_s_ = 0;
 };
 
@@ -299,8 +299,8 @@ private:
 
 extern "C" {
 
-// Compiled for AVX2 and FMA, which not every x86-64 has.
-int noria_cpu_is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// Compiled for AVX2, FMA and F16C, which not every x86-64 has.
+int noria_cpu_is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 
 NoriaContext *noria_context_create(int num_threads) {
     auto *context = new NoriaContext(num_threads);
@@ -319,45 +319,14 @@ int noria_forward(NoriaContext *context, const NoriaModel *model, const NoriaSte
     return 0;
 }
 
-// weight [num_outputs][num_inputs] to panels; see linear.h. Rows beyond the last output are zero.
-void noria_pack_float32(const float *weight, int32_t num_outputs, int32_t num_inputs, float *packed) {
-    for (int n = 0; n < num_panels(num_outputs) * kPanel; ++n)
-        for (int k = 0; k < num_inputs; ++k)
-            packed[(static_cast<size_t>(n / kPanel) * num_inputs + k) * kPanel + n % kPanel] =
-                n < num_outputs ? weight[static_cast<size_t>(n) * num_inputs + k] : 0;
-}
-
-// scale [num_outputs]: NaN for an output whose weights are not all finite, which no rounding must hide.
-void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_inputs, int8_t *packed, float *scale) {
-    const size_t num_pairs = (num_inputs + 1) / 2;
-    memset(packed, 0, num_panels(num_outputs) * num_pairs * 2 * kPanel);
-    for (int n = 0; n < num_outputs; ++n) {
-        const float *row = weight + static_cast<size_t>(n) * num_inputs;
-        float top = 0, check = 0;
-        for (int k = 0; k < num_inputs; ++k) {
-            top = std::max(top, std::fabs(row[k]));
-            // 0 for a finite number, NaN for any other
-            check += row[k] * 0.0f;
-        }
-        scale[n] = check == 0 ? top / 127 : NAN;
-        if (!(scale[n] > 0)) continue;
-        int8_t *panel = packed + n / kPanel * num_pairs * 2 * kPanel + n % kPanel * 2;
-        for (int k = 0; k < num_inputs; ++k)
-            panel[k / 2 * 2 * kPanel + k % 2] = static_cast<int8_t>(std::lrintf(row[k] / scale[n]));
-    }
-}
-
 // y [rows][num_outputs] of x [rows][num_inputs], by one thread: for tests and for the peak that a profile compares with.
 void noria_linear(const Linear *linear, const float *x, int32_t rows, float *y) {
-    const int stride = linear->scale ? rounded_stride(linear->num_inputs) : linear->num_inputs;
-    std::vector<int16_t> rounded(linear->scale ? static_cast<size_t>(rows) * stride : 0);
-    std::vector<float> scale(rows);
-    if (linear->scale)
-        for (int row = 0; row < rows; ++row)
-            scale[row] = round_row(x + static_cast<size_t>(row) * linear->num_inputs, linear->num_inputs,
-                                   rounded.data() + static_cast<size_t>(row) * stride);
-    multiply(*linear, {x, rounded.data(), scale.data(), stride}, 0, num_panels(linear->num_outputs), 0, rows, y,
-             linear->num_outputs, false);
+    const size_t size = row_bytes(linear->format, linear->num_inputs);
+    auto *rounded = static_cast<char *>(aligned_alloc(64, (rows * size + 63) / 64 * 64));
+    for (int row = 0; row < rows; ++row)
+        round_row(linear->format, x + static_cast<size_t>(row) * linear->num_inputs, linear->num_inputs, rounded + row * size);
+    multiply(*linear, {rounded, size}, 0, num_panels(linear->num_outputs), 0, rows, y, linear->num_outputs, false);
+    free(rounded);
 }
 
 }  // extern "C"

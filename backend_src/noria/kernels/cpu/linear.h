@@ -3,9 +3,9 @@
 // Packed weights are panels of 16 outputs, so that one read of a panel serves all rows:
 //   float32  [ceil(N / 16)][K][16]
 //   int8     [ceil(N / 16)][ceil(K / 2)][16][2], with one scale an output: W[n, k] ~ scale[n] w[n, k], |w| <= 127
-// With int8 weights the rows of x are rounded too, to whole numbers of at most `activation_limit(K)` and one scale a row:
-// as many as int16 holds and the sums of products stay exact in 32 bits with, 29,127 of 576 inputs and 10,922 of 1,536.
-// A row's result depends on nothing but the row.
+//   int4     [ceil(N / 16)][ceil(K / 32)] of Int4Group: W[n, k] ~ scale w + minimum, 0 <= w <= 15, both of the 32 inputs
+//            of a group and one output. GGUF's Q4_1 is the same numbers in another order, and is kept exactly.
+// The rows of x are rounded too where weights are; see rounding.h. A row's result depends on nothing but the row.
 #pragma once
 
 #include <cstddef>
@@ -15,30 +15,33 @@ namespace noria {
 
 constexpr int kPanel = 16;
 
-// bias and scale may be null: no bias, float32 weights.
+enum class WeightFormat : int32_t { kFloat32 = 0, kInt8 = 1, kInt4 = 2 };
+
+// scale: of int8, else null. bias: null for none.
 struct Linear {
     const void *weight;
     const float *scale;
     const float *bias;
     int32_t num_inputs;
     int32_t num_outputs;
+    WeightFormat format;
 };
 
-// The rows that a Linear reads: float32 [rows][num_inputs], or int16 [rows][stride] and a scale each.
+// 32 inputs of a panel's outputs. A byte of numbers [4][16][4] is inputs 4 i + j in its low half and 16 + 4 i + j in its
+// high one. scale and minimum are float16, which hold GGUF's as they are.
+struct Int4Group {
+    uint8_t numbers[256];
+    uint16_t scale[kPanel];
+    uint16_t minimum[kPanel];
+};
+
+// The rows that a Linear reads, as `round_row` makes them of its format: row_bytes apart.
 struct Rows {
-    const float *values;
-    const int16_t *rounded;
-    const float *scale;
-    int32_t stride;
+    const char *numbers;
+    size_t row_bytes;
 };
 
 inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
-// of int16 rows, in elements: whole vectors, whose tail is zero
-inline int rounded_stride(int num_inputs) { return (num_inputs + 15) / 16 * 16; }
-int activation_limit(int num_inputs);
-
-// x [num_inputs] to y [rounded_stride], returns the scale; NaN where x holds NaN or inf.
-float round_row(const float *x, int num_inputs, int16_t *y);
 
 // Outputs of panels [first_panel, last_panel) and rows [first_row, last_row) of y [rows][y_stride].
 // is_added: onto what y holds.

@@ -1,0 +1,82 @@
+// Weights of linear layers, float32 [num_outputs][num_inputs], to the panels of linear.h. Outputs beyond the last are zero.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <immintrin.h>
+
+#include "linear.h"
+#include "rounding.h"
+
+using namespace noria;
+
+namespace {
+
+struct Range {
+    float lowest, highest;
+    bool is_finite;
+};
+
+Range range(const float *x, int count) {
+    Range found{x[0], x[0], true};
+    for (int k = 0; k < count; ++k) {
+        found.lowest = std::min(found.lowest, x[k]);
+        found.highest = std::max(found.highest, x[k]);
+        found.is_finite = found.is_finite && std::isfinite(x[k]);
+    }
+    return found;
+}
+
+uint16_t to_float16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+float from_float16(uint16_t x) { return _cvtsh_ss(x); }
+
+// x [count], count <= 32, as the numbers of output n of its panel. minimum is NaN where one of them is not finite, which no
+// rounding must hide.
+void pack_group(const float *x, int count, int n, Int4Group &group) {
+    const Range found = range(x, count);
+    group.minimum[n] = to_float16(found.is_finite ? found.lowest : NAN);
+    group.scale[n] = to_float16(found.is_finite ? (found.highest - found.lowest) / 15 : 0);
+    const float minimum = from_float16(group.minimum[n]), scale = from_float16(group.scale[n]);
+    if (!(scale > 0) || !std::isfinite(minimum) || !std::isfinite(scale)) return;
+    for (int k = 0; k < count; ++k) {
+        const int number = std::clamp(static_cast<int>(std::lrintf((x[k] - minimum) / scale)), 0, 15);
+        group.numbers[(k % 16 / 4 * kPanel + n) * 4 + k % 4] |= k < 16 ? number : number << 4;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void noria_pack_float32(const float *weight, int32_t num_outputs, int32_t num_inputs, float *packed) {
+    for (int n = 0; n < num_panels(num_outputs) * kPanel; ++n)
+        for (int k = 0; k < num_inputs; ++k)
+            packed[(static_cast<size_t>(n / kPanel) * num_inputs + k) * kPanel + n % kPanel] =
+                n < num_outputs ? weight[static_cast<size_t>(n) * num_inputs + k] : 0;
+}
+
+// scale [num_outputs]: NaN for an output whose weights are not all finite, which no rounding must hide.
+void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_inputs, int8_t *packed, float *scale) {
+    const size_t num_pairs = (num_inputs + 1) / 2;
+    memset(packed, 0, num_panels(num_outputs) * num_pairs * 2 * kPanel);
+    for (int n = 0; n < num_outputs; ++n) {
+        const float *row = weight + static_cast<size_t>(n) * num_inputs;
+        const Range found = range(row, num_inputs);
+        scale[n] = found.is_finite ? std::max(-found.lowest, found.highest) / 127 : NAN;
+        if (!(scale[n] > 0)) continue;
+        int8_t *panel = packed + n / kPanel * num_pairs * 2 * kPanel + n % kPanel * 2;
+        for (int k = 0; k < num_inputs; ++k)
+            panel[k / 2 * 2 * kPanel + k % 2] = static_cast<int8_t>(std::lrintf(row[k] / scale[n]));
+    }
+}
+
+// packed: num_panels * num_groups of Int4Group. Weights beyond what float16 holds become inf or NaN.
+void noria_pack_int4(const float *weight, int32_t num_outputs, int32_t num_inputs, Int4Group *packed) {
+    const int groups = num_groups(num_inputs);
+    memset(packed, 0, static_cast<size_t>(num_panels(num_outputs)) * groups * sizeof(Int4Group));
+    for (int n = 0; n < num_outputs; ++n)
+        for (int g = 0; g < groups; ++g)
+            pack_group(weight + static_cast<size_t>(n) * num_inputs + g * kGroup, std::min(kGroup, num_inputs - g * kGroup),
+                       n % kPanel, packed[static_cast<size_t>(n / kPanel) * groups + g]);
+}
+
+}  // extern "C"
