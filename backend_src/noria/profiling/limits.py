@@ -59,11 +59,10 @@ class LimitMeter:
 
     def _bytes_per_s(self) -> float:
         """All threads read a buffer that no cache holds."""
+        barrier = Barrier(len(self._parts))
         with ThreadPoolExecutor(len(self._parts)) as pool:
-            # so that no thread is yet to be started
-            barrier = Barrier(len(self._parts))
-            rates = pool.map(lambda part: _read_bytes_per_s(part, barrier), self._parts)
-            return sum(rates)
+            begins_s, ends_s = zip(*pool.map(lambda part: _read(part, barrier), self._parts), strict=True)
+        return sum(part.nbytes for part in self._parts) / (max(ends_s) - min(begins_s))
 
 
 def compiled_limits(num_threads: int, weights: str, head: str) -> LimitMeter:
@@ -78,11 +77,12 @@ def torch_limits(dtype: torch.dtype) -> LimitMeter:
     return LimitMeter(1, product, product, product)
 
 
-def _read_bytes_per_s(numbers: Tensor, barrier: Barrier) -> float:
+def _read(numbers: Tensor, barrier: Barrier) -> tuple[float, float]:
+    """When it began and ended, from when all threads have come to the barrier."""
     barrier.wait()
     begin_s = time.perf_counter()
     numbers.sum()
-    return numbers.nbytes / (time.perf_counter() - begin_s)
+    return begin_s, time.perf_counter()
 
 
 def _last_level_cache_bytes() -> int:
