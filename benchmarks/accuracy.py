@@ -1,4 +1,4 @@
-"""What int8 weights and narrow KV caches cost in accuracy on the embedded model, against float32 by torch's operators.
+"""What rounding weights and KV caches costs in accuracy on the embedded model, against float32 by torch's operators.
 
     python benchmarks/accuracy.py [--output FILE.json] [--variant NAME:KEY=VALUE,...] [--text FILE] [--model MODEL]
 
@@ -53,9 +53,12 @@ REFERENCE_OPTIONS = {"kernels": "torch"}
 VARIANTS = (
     "float32:kernels=cpu",
     "int8-weights:weight_quantization=int8",
+    "int4-weights:weight_quantization=int4",
     "bfloat16-kv:kernels=cpu,kv_cache_dtype=bfloat16",
     "int8-kv:kernels=cpu,kv_cache_dtype=int8",
     "int8-weights-bfloat16-kv:weight_quantization=int8,kv_cache_dtype=bfloat16",
+    "int4-weights-bfloat16-kv:weight_quantization=int4,kv_cache_dtype=bfloat16",
+    "int4-weights-int8-kv:weight_quantization=int4,kv_cache_dtype=int8",
     "int8-weights-int8-kv:weight_quantization=int8,kv_cache_dtype=int8",
 )
 # a variant that set one of these would be measured without it

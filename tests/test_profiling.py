@@ -18,8 +18,8 @@ from noria.profiling.floor import MachineLimits, WeightFormat, Work, WorkCounter
 from noria.profiling.profiler import (
     MIN_ROUNDS,
     OTHER_PARTS,
+    PACKED_WEIGHTS,
     TORCH_PARTS,
-    WEIGHT_FORMATS,
     WHOLE_STEP,
     Profile,
     profile,
@@ -29,7 +29,7 @@ from noria.runtime.model_runner import ModelRunner
 from support.tiny_models import tiny_model_dir
 
 SETTINGS: dict[str, Any] = {"num_kv_blocks": 64, "block_size": 8, "num_threads": 1, "max_num_seqs": 2}
-FLOAT32 = WEIGHT_FORMATS["float32"]
+FLOAT32 = PACKED_WEIGHTS["float32"]
 # of the tiny model: 2 layers of q and o (64 x 64), k and v (32 x 64), gate, up and down (96 x 64)
 NUM_LINEAR_WEIGHTS = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)
 NUM_LINEAR_OUTPUTS = 2 * (64 + 32 + 32 + 64 + 96 + 96 + 64)
@@ -53,10 +53,14 @@ def runner(model_dir: Path) -> ModelRunner:
 
 
 def work_of(
-    case: Case, runner: ModelRunner, weight_format: WeightFormat = FLOAT32, **overrides: Any
+    case: Case,
+    runner: ModelRunner,
+    weights: WeightFormat = FLOAT32,
+    head: WeightFormat = FLOAT32,
+    **overrides: Any,
 ) -> Mapping[str, Work]:
     config = replace(runner.decoder.config, **overrides)
-    return WorkCounter(config, weight_format, weight_format, KV_NUMBERS * 4).parts(case_step(case, runner, 0.0))
+    return WorkCounter(config, weights, head, KV_NUMBERS * 4).parts(case_step(case, runner, 0.0))
 
 
 def test_the_work_of_a_decode_step(runner: ModelRunner) -> None:
@@ -89,14 +93,15 @@ def test_a_sliding_window_is_all_that_is_read(runner: ModelRunner) -> None:
 
 
 def test_int8_weights_have_scales(runner: ModelRunner) -> None:
-    work = work_of(decode_case(1, 0), runner, WEIGHT_FORMATS["int8"])
+    work = work_of(decode_case(1, 0), runner, PACKED_WEIGHTS["int8"], PACKED_WEIGHTS["int8"])
     assert work["linear"].num_bytes == NUM_LINEAR_WEIGHTS + 4 * NUM_LINEAR_OUTPUTS
     assert work["head"].num_bytes == NUM_HEAD_WEIGHTS + 4 * 304
 
 
-def test_int4_weights_share_twice_two_bytes_among_32(runner: ModelRunner) -> None:
-    work = work_of(decode_case(1, 0), runner, WEIGHT_FORMATS["int4"])
+def test_32_int4_weights_share_a_scale_and_a_minimum_of_two_bytes(runner: ModelRunner) -> None:
+    work = work_of(decode_case(1, 0), runner, PACKED_WEIGHTS["int4"], PACKED_WEIGHTS["int8"])
     assert work["linear"].num_bytes == NUM_LINEAR_WEIGHTS // 2 + NUM_LINEAR_WEIGHTS // 32 * 4
+    assert work["head"].num_bytes == NUM_HEAD_WEIGHTS + 4 * 304
 
 
 def test_biases_and_a_head_of_its_own_count(tmp_path: Path) -> None:
@@ -150,6 +155,7 @@ def check_consistency(result: Profile, cases: list[Case], model_parts: tuple[str
         (result.limits.bytes_per_s, result.median_limits.bytes_per_s),
         (result.limits.weight_macs_per_s, result.median_limits.weight_macs_per_s),
         (result.limits.attention_macs_per_s, result.median_limits.attention_macs_per_s),
+        (result.limits.head_macs_per_s, result.median_limits.head_macs_per_s),
     ):
         assert best >= usual > 0
 
@@ -175,5 +181,19 @@ def test_a_profile_of_the_compiled_kernels(model_dir: Path) -> None:
     result = profile(EngineConfig(model=str(model_dir), **settings), cases, 1.0, 0.01, lambda text: None)
     check_consistency(result, cases, STAGES)
     assert (result.kernels, result.num_threads, result.weight_dtype) == ("compiled", 2, "int8")
+    assert result.head_dtype == "int8"
     # a scale for each head beside its numbers
     assert (result.kv_dtype, result.kv_bytes_per_token) == ("int8", 2 * 2 * 2 * (16 + 4))
+
+
+@needs_compiled_kernels
+def test_a_profile_with_int4_measures_the_head_apart(model_dir: Path) -> None:
+    settings = SETTINGS | {"weight_quantization": "int4", "num_threads": 1}
+    cases = [decode_case(2, 20)]
+    result = profile(EngineConfig(model=str(model_dir), **settings), cases, 0.0, 0.01, lambda text: None)
+    check_consistency(result, cases, STAGES)
+    assert (result.weight_dtype, result.head_dtype) == ("int4", "int8")
+    assert result.weight_bytes == NUM_LINEAR_WEIGHTS * 20 // 32 + NUM_HEAD_WEIGHTS + 4 * 304
+    rates = (result.limits.weight_macs_per_s, result.limits.head_macs_per_s, result.limits.attention_macs_per_s)
+    # three measurements, of three kernels
+    assert len(set(rates)) == 3

@@ -88,7 +88,8 @@ class EngineConfig:
     kernels: cpu are the compiled ones, which know float32 on an x86-64 CPU; torch are torch's operators; auto takes cpu
         where they run.
     weight_quantization: of linear layers, cpu kernels only. int8: one scale an output. int4: a scale and a minimum for
-        32 inputs of an output, which keeps the weights of a GGUF in Q4_1 exactly; the head is int8.
+        32 inputs of an output, in which the weights of a GGUF in Q4_1 are as they were where a block uses
+        all its range, as the embedded model's do; the head is int8.
     kv_cache_dtype: auto is dtype; with cpu kernels also bfloat16, or int8 with a scale for each token and head.
     block_size: tokens per block of the KV cache.
     num_kv_blocks: blocks of the pool; None takes as many as fit into kv_cache_gib (2**30 bytes).

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from noria.kernels.cpu_library import INT4_GROUP, WEIGHT_FORMATS, load_library
 from noria.kernels.cpu_weights import CpuWeights
+from support.int4 import in_groups, int4_activations, int4_weights
 
 LIBRARY = load_library()
 NUM_ROWS = [1, 2, 3, 4, 5, 17]
@@ -81,33 +82,6 @@ def test_int8_is_the_product_of_the_rounded_numbers(num_rows, num_outputs, num_i
     found, expected = Layer(weight, bias, "int8")(x).double(), int8_reference(x, weight, bias)
     size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
     assert ((found - expected).abs() <= 1e-6 * size).all()
-
-
-def in_groups(x: Tensor) -> Tensor:
-    """[rows, inputs] to [rows, groups, 32], with zeros beyond the last input."""
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % INT4_GROUP)).unflatten(1, (-1, INT4_GROUP))
-
-
-def int4_weights(weight: Tensor) -> Tensor:
-    """[outputs, inputs] float64: what the packed numbers stand for."""
-    whole = torch.arange(weight.shape[1])
-    rounded = torch.zeros(weight.shape, dtype=torch.float64)
-    for first in range(0, weight.shape[1], INT4_GROUP):
-        group = whole[first : first + INT4_GROUP]
-        numbers = weight[:, group]
-        low, high = numbers.amin(1, keepdim=True), numbers.amax(1, keepdim=True)
-        minimum, scale = low.half().float(), ((high - low) / 15).half().float()
-        steps = torch.where(scale > 0, ((numbers - minimum) / scale).round().clamp(0, 15), 0)
-        rounded[:, group] = minimum.double() + scale.double() * steps.double()
-    return rounded
-
-
-def int4_activations(x: Tensor) -> Tensor:
-    """[rows, inputs] float64: what the rounded numbers stand for."""
-    groups = in_groups(x)
-    top = groups.abs().amax(2, keepdim=True)
-    whole = torch.where(top > 0, (groups * torch.tensor(127.0).div(top)).round(), 0)
-    return (whole.double() * (top / 127).double()).flatten(1)[:, : x.shape[1]]
 
 
 @pytest.mark.parametrize("num_rows", NUM_ROWS)

@@ -5,6 +5,7 @@ Logits of all tokens are compared, not only of those whose successor would be dr
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import mmap
 import random
@@ -14,15 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from noria.kernels.cpu_library import WEIGHT_FORMATS
+from noria.kernels.cpu_library import WEIGHT_FORMATS, load_library
+from noria.kernels.cpu_weights import CpuWeights
 from noria.kernels.ops import torch_kernels
 from noria.models.cpu_decoder import CpuDecoder, CpuFormat
 from noria.models.decoder import Decoder
-from noria.models.model_config import ModelConfig
-from noria.models.weights import EMBEDDING, expected_weights
+from noria.models.model_config import ModelConfig, load_model_config
+from noria.models.model_store import resolve_model
+from noria.models.safetensors_loader import load_weights
+from noria.models.weights import EMBEDDING, HEAD, expected_weights
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache
 from noria.scheduler_output import ScheduledSequence
+from support.int4 import int4_weights
 from support.tiny_models import FAMILIES, VOCAB_SIZE, tiny_config
 
 CPU = torch.device("cpu")
@@ -72,9 +77,10 @@ class Model:
         num_threads: int = 2,
         garbage: str = "NaN",
         seed: int = 0,
+        weights: dict[str, Tensor] | None = None,
     ) -> None:
         self.block_size = block_size
-        weights = random_weights(config)
+        weights = random_weights(config) if weights is None else weights
         self.decoder: Decoder | CpuDecoder
         if number_format is None:
             self.decoder = Decoder(config, weights, torch_kernels())
@@ -219,6 +225,43 @@ def test_logits_do_not_depend_on_mates_chunks_places_threads_or_garbage(name, we
         assert all(torch.equal(logits, own) for logits, own in zip(found, expected, strict=True))
 
 
+def test_int4_is_torchs_pass_over_the_rounded_weights():
+    """But for the activations, which are rounded to 127 steps, and the head, which is int8."""
+    config = model_config("llama")
+    rounded = random_weights(config)
+    for name, weight in rounded.items():
+        if weight.dim() == 2 and name != EMBEDDING:
+            rounded[name] = int4_weights(weight).float()
+    prompts = [prompt_of(40)]
+    expected = Model(config, None, weights=rounded).run(prompts, one_by_one(prompts))[0]
+    found = Model(config, ("int4", "float32")).run(prompts, one_by_one(prompts))[0]
+    assert (found - expected).square().mean().sqrt() < 0.06 * expected.std()
+
+
+def test_the_head_beside_int4_is_int8():
+    config = model_config("llama", tie_word_embeddings=False)
+    weights = random_weights(config)
+    num_head, num_embedding = weights[HEAD].numel(), weights[EMBEDDING].numel()
+    num_norms = sum(weight.numel() for weight in weights.values() if weight.dim() == 1)
+    num_linear = sum(weight.numel() for weight in weights.values()) - num_head - num_embedding - num_norms
+    decoder = Model(config, ("int4", "float32")).decoder
+    # 20 bytes for 32 weights; the head's have a float32 scale for each output
+    linear_bytes, head_bytes = num_linear * 20 // 32, num_head + 4 * VOCAB_SIZE
+    assert decoder.weight_bytes == linear_bytes + head_bytes + 4 * (num_embedding + num_norms)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_keys_that_are_no_numbers_show(kv_dtype, garbage):
+    """A checkpoint with NaN in a projection must not be answered with plausible text, whatever the cache held."""
+    config = model_config("llama")
+    weights = random_weights(config)
+    weights["model.layers.0.self_attn.k_proj.weight"][:] = torch.nan
+    prompts = [prompt_of(20)]
+    model = Model(config, ("float32", kv_dtype), garbage=garbage, weights=weights)
+    assert model.run(prompts, one_by_one(prompts))[0].isnan().all()
+
+
 @pytest.mark.parametrize("half_head", [4, 12, 20, 32])
 def test_a_position_is_turned_alike_in_any_batch(half_head):
     """Cosines come from torch, whose vectors and what is left over of them must not differ."""
@@ -271,3 +314,21 @@ def test_no_sampled_token_gives_no_logits():
     model = Model(model_config("llama"), FLOAT32)
     batch = InputBatch.build([row([1, 2, 3], 0, model.table(3))], 16, NUM_BLOCKS, CPU).decoder_input
     assert model.decoder.forward(batch, model.cache.layers).shape == (0, VOCAB_SIZE)
+
+
+def test_int4_keeps_the_embedded_model_s_weights():
+    """All that the file has in Q4_1, which is all but norms and the embedding: bit for bit."""
+    directory = resolve_model("embedded", None, "float32", print)
+    config = load_model_config(directory)
+    library, compared = load_library(), 0
+    for name, weight in load_weights(directory, config, torch.float32, "cpu").items():
+        if weight.dim() != 2 or name == EMBEDDING:
+            continue
+        packed = CpuWeights(library)
+        linear, num_inputs = packed.pack("int4", weight), weight.shape[1]
+        # each row asks for one input of every output
+        rows, found = torch.eye(num_inputs), torch.empty(num_inputs, len(weight))
+        library.noria_linear(ctypes.byref(linear), rows.data_ptr(), num_inputs, found.data_ptr())
+        assert torch.equal(found, weight.T), name
+        compared += 1
+    assert compared == 7 * config.num_layers

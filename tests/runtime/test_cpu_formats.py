@@ -146,13 +146,22 @@ def test_swapped_blocks_come_back_bit_for_bit(model_dir, weights, kv_dtype):
 
 def test_which_kernels_run(model_dir, caplog):
     caplog.set_level("INFO")
-    for changes in ({}, {"kernels": "cpu"}, {"weight_quantization": "int8", "kv_cache_dtype": "int8"}):
+    rounded = {"weight_quantization": "int8", "kv_cache_dtype": "int8"}
+    for changes in ({}, {"kernels": "cpu"}, rounded, {"weight_quantization": "int4"}):
         assert isinstance(build(model_dir, **changes).decoder, CpuDecoder)
     assert {record.message for record in caplog.records} == {"kernels: the compiled CPU kernels"}
     caplog.clear()
     assert isinstance(build(model_dir, kernels="torch").decoder, Decoder)
     # nothing that the user did not ask for
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_torch_has_one_thread_beside_the_compiled_kernels(model_dir):
+    """A second one would wait in a loop for work, on a core that the kernels need."""
+    assert build(model_dir, num_threads=2).decoder.num_threads == 2
+    assert torch.get_num_threads() == 1
+    build(model_dir, num_threads=2, kernels="torch")
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(
@@ -185,6 +194,7 @@ def test_a_head_of_another_size_is_named(tmp_path, caplog):
         ({"weight_quantization": "int8", "block_size": 12}, "weight_quantization: int8 .* block_size must be .* 8"),
         ({"weight_quantization": "int8", "dtype": "bfloat16"}, "weight_quantization: int8 .* dtype must be float32"),
         ({"weight_quantization": "int8", "kernels": "torch"}, "weight_quantization: int8 .* kernels is torch"),
+        ({"weight_quantization": "int4", "dtype": "bfloat16"}, "weight_quantization: int4 .* dtype must be float32"),
         ({"kv_cache_dtype": "float16"}, "kv_cache_dtype: float16 .* must be one of float32, bfloat16, int8"),
         ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype: int8 .* kernels is torch"),
         ({"kv_cache_dtype": "int8", "block_size": 12}, "kv_cache_dtype: int8 .* block_size must be a multiple of 8"),

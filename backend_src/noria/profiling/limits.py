@@ -28,7 +28,7 @@ NUM_TRIALS = 4
 PRODUCT_SECONDS = 0.008
 PRODUCT_ROWS = 48
 PRODUCT_INPUTS = 256
-# with the rows they fit into the 512 KiB of a small second-level cache
+# at most; with the rows they fit into the 512 KiB of a small second-level cache
 PRODUCT_WEIGHT_BYTES = 2**18
 TORCH_PRODUCT_SIZE = 512
 
@@ -49,7 +49,8 @@ class LimitMeter:
 
     def measure(self) -> MachineLimits:
         """Takes about a tenth of a second."""
-        rates = {id(product): _best_rate(product) for product in (self._weights, self._head, self._attention)}
+        products = {id(product): product for product in (self._weights, self._head, self._attention)}
+        rates = {key: _best_rate(product) for key, product in products.items()}
         return MachineLimits(
             bytes_per_s=max(self._bytes_per_s() for _ in range(NUM_TRIALS)),
             weight_macs_per_s=rates[id(self._weights)],
@@ -66,7 +67,7 @@ class LimitMeter:
 
 
 def compiled_limits(num_threads: int, weights: str, head: str) -> LimitMeter:
-    """Of the compiled kernels with so many threads. weights, head: of WEIGHT_FORMATS."""
+    """Of the compiled kernels with so many threads. weights, head: names of cpu_library.WEIGHT_FORMATS."""
     products = {name: _CompiledProducts(num_threads, name) for name in {weights, head, "float32"}}
     return LimitMeter(num_threads, products[weights], products[head], products["float32"])
 

@@ -21,7 +21,7 @@ from noria.calibration import engine_overhead
 from noria.config import EngineConfig
 from noria.engine.text import TextTokenizer
 from noria.errors import ConfigError
-from noria.kernels.cpu_library import STAGES
+from noria.kernels.cpu_library import INT4_GROUP, INT4_PANEL_BYTES, PANEL, STAGES
 from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder, DecoderInput
 from noria.models.model_store import resolve_model
@@ -40,10 +40,10 @@ TORCH_PARTS = ("model",)
 OTHER_PARTS = ("sampling", "python", "engine")
 WHOLE_STEP = "step"
 # as the compiled kernels pack them: int8 with a float32 scale for each output, int4 with two float16 for 32 weights
-WEIGHT_FORMATS = {
+PACKED_WEIGHTS = {
     "float32": WeightFormat("float32", per_weight=4, per_bias=4),
     "int8": WeightFormat("int8", per_weight=1, per_bias=4, per_output=4),
-    "int4": WeightFormat("int4", per_weight=20 / 32, per_bias=4),
+    "int4": WeightFormat("int4", per_weight=INT4_PANEL_BYTES / (INT4_GROUP * PANEL), per_bias=4),
 }
 
 
@@ -164,7 +164,7 @@ def _engine_seconds(config: EngineConfig, cases: Sequence[Case], tokenizer: Text
 def _weight_formats(decoder: Decoder | CpuDecoder) -> tuple[WeightFormat, WeightFormat]:
     """Of the layers, and of the head."""
     if isinstance(decoder, CpuDecoder):
-        return WEIGHT_FORMATS[decoder.format.weights], WEIGHT_FORMATS[decoder.format.head]
+        return PACKED_WEIGHTS[decoder.format.weights], PACKED_WEIGHTS[decoder.format.head]
     size = decoder.dtype.itemsize
     weights = WeightFormat(str(decoder.dtype).removeprefix("torch."), size, size)
     return weights, weights

@@ -33,7 +33,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
     """model_dir: what `resolve_model` made of engine_config.model. Not warmed up yet.
 
-    Sets torch's number of compute threads for the whole process. Raises ConfigError.
+    Sets torch's number of compute threads for the whole process, to 1 beside the compiled kernels. Raises ConfigError.
     """
     device = _pick_device(engine_config.device)
     dtype = _DTYPES[engine_config.dtype]

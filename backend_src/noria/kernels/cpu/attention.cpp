@@ -9,8 +9,9 @@ namespace noria {
 namespace {
 
 constexpr int kChunk = 128;
-// Positions between the keys or values that are read and those that are fetched meanwhile: a block's numbers of one head are
-// too short a run for the processor to see coming. It drops most of many fetches at once, so that there is one for each read.
+// Positions between the keys or values that are read and those that are fetched meanwhile, or a block, where that is more: a
+// block's numbers of one head are too short a run for the processor to see coming. One fetch comes with each read, since
+// the processor drops most of them when many come at once.
 constexpr int kAhead = 32;
 
 #define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < NV; ++v)
@@ -78,7 +79,8 @@ struct Work {
     // The number at `index` of the block that holds `position`.
     template <class Number> Source<Number> source(const char *cache, int position, int index) const {
         const char *block = head(cache, position);
-        const ptrdiff_t ahead = position + kAhead < end ? head(cache, position + kAhead) - block : 0;
+        const int later = position + std::max(kAhead, shape.block_size);
+        const ptrdiff_t ahead = later < end ? head(cache, later) - block : 0;
         return {reinterpret_cast<const Number *>(block) + index, ahead};
     }
     const float *scales(const char *cache, int position) const {
@@ -91,9 +93,11 @@ struct Work {
 // Vectors whose sums MR rows can keep in registers, beside the rows' own factors and one vector that they share.
 template <int MR> constexpr int kVectors = MR <= 3 ? 4 : 2;
 
-// Scores of MR rows for 8 NV positions. keys: the first component of every 8 or, where NV is 4, of every 16 positions.
+// Scores of MR rows for 8 NV positions. keys[0]: the first component of the first 16 (8 where NV is 1); keys[1], where NV
+// is 4: of the next 16.
 template <class Format, int MR, int NV>
-ON_ITS_OWN void score(const Source<typename Format::Number> *keys, int key_stride, const float *q, int head_dim, float *scores) {
+ON_ITS_OWN void score(const Source<typename Format::Number> *keys, int key_stride, const float *q, int head_dim,
+                      float *scores) {
     const auto first = keys[0], second = keys[NV / 4];
     F8 sums[MR][NV];
     EACH_ROW EACH_VECTOR sums[m][v] = _mm256_setzero_ps();
@@ -110,7 +114,7 @@ ON_ITS_OWN void score(const Source<typename Format::Number> *keys, int key_strid
     EACH_ROW EACH_VECTOR _mm256_storeu_ps(scores + m * kChunk + 8 * v, sums[m][v]);
 }
 
-// Scores of all rows for 8 NV positions from `position` on, of which each 8 or, where NV is 4, each 16 lie in one block.
+// Scores of all rows for 8 NV positions from `position` on, of which each 16 (8 where NV is 1) lie in one block.
 template <class Format, int NV> void score_positions(const Work &work, const char *keys, int position, float *scores) {
     using Number = typename Format::Number;
     const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
@@ -141,15 +145,17 @@ void score_chunk(const Work &work, const char *keys, const Chunk &chunk) {
     }
 }
 
-// Int8: multiplies what belongs to the chunk's positions by their scales. A weight of 0 stays 0 beside a scale of NaN.
-void apply_scales(const Work &work, const char *cache, const Chunk &chunk) {
+// Int8: multiplies what belongs to the chunk's positions by their scales. kKeepsZeros: 0 stays 0 beside a scale of NaN, as
+// the weight of a value that is not seen must.
+template <bool kKeepsZeros> void apply_scales(const Work &work, const char *cache, const Chunk &chunk) {
     for (int position = chunk.begin / 8 * 8; position < chunk.end; position += 8) {
         const F8 scales = _mm256_loadu_ps(work.scales(cache, position));
         for (int row = 0; row < work.num_rows; ++row) {
             float *numbers = work.weights + row * kChunk + position - chunk.start;
             const F8 number = _mm256_loadu_ps(numbers);
-            const F8 is_zero = _mm256_cmp_ps(number, _mm256_setzero_ps(), _CMP_EQ_OQ);
-            _mm256_storeu_ps(numbers, _mm256_andnot_ps(is_zero, _mm256_mul_ps(number, scales)));
+            F8 product = _mm256_mul_ps(number, scales);
+            if (kKeepsZeros) product = _mm256_andnot_ps(_mm256_cmp_ps(number, _mm256_setzero_ps(), _CMP_EQ_OQ), product);
+            _mm256_storeu_ps(numbers, product);
         }
     }
 }
@@ -266,12 +272,12 @@ void attend_as(const AttentionShape &shape, const AttentionRow &row, const Query
         const Chunk chunk{start, std::max(begin, start), std::min(work.end, start + kChunk), all_begin, all_end};
         shape.kv.block_size % 16 == 0 ? score_chunk<Format, 2>(work, keys, chunk)
                                       : score_chunk<Format, 1>(work, keys, chunk);
-        if (kHasScales<Format>) apply_scales(work, keys, chunk);
+        if (kHasScales<Format>) apply_scales<false>(work, keys, chunk);
         for (int index = 0; index < work.num_rows; ++index) {
             const Span span = visible(shape, row, position + index / shape.group());
             weigh(work, index, chunk, span.begin, span.end);
         }
-        if (kHasScales<Format>) apply_scales(work, values, chunk);
+        if (kHasScales<Format>) apply_scales<true>(work, values, chunk);
         add_chunk<Format>(work, values, chunk);
     }
 }

@@ -77,6 +77,8 @@ private:
     size_t capacity_ = 0;
 };
 
+bool is_rounded(const Linear &linear) { return linear.format != WeightFormat::kFloat32; }
+
 double now_s() {
     timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -110,8 +112,11 @@ public:
         attended_ = context.attention.reserve(tokens * attention_width_);
         gate_up_ = context.gate_up.reserve(tokens * 2 * model.intermediate_size);
         scratch_ = context.scratch.reserve(team_.size() * shape.scratch_size());
-        const int widest = static_cast<int>(widest_);
-        rounded_ = context.rounded.reserve(rows * std::max(row_bytes(WeightFormat::kInt8, widest), row_bytes(WeightFormat::kInt4, widest)));
+        // rows of the layers' and of the head's format never wait beside each other; float32 ones are read where they are
+        const auto bytes = [&](const Linear &linear) {
+            return is_rounded(linear) ? row_bytes(linear.format, static_cast<int>(widest_)) : 0;
+        };
+        rounded_ = context.rounded.reserve(rows * std::max<size_t>({bytes(model.layers[0].qkv), bytes(model.head), 1}));
         tiles_.clear();
         const int size = shape.tile_queries();
         for (int row = 0; row < step.num_rows; ++row)
@@ -192,18 +197,17 @@ private:
 
     // `values` [rows][num_inputs], of which each row has been through `round`, as the input of a product.
     Rows as_input(const float *values, const Linear &linear) const {
-        const bool is_rounded = linear.format != WeightFormat::kFloat32;
-        return {is_rounded ? rounded_ : reinterpret_cast<const char *>(values), row_bytes(linear.format, linear.num_inputs)};
+        return {is_rounded(linear) ? rounded_ : reinterpret_cast<const char *>(values), row_bytes(linear.format, linear.num_inputs)};
     }
 
     void round(const float *values, int row, const Linear &linear) {
-        if (linear.format == WeightFormat::kFloat32) return;
+        if (!is_rounded(linear)) return;
         round_row(linear.format, values + row * static_cast<size_t>(linear.num_inputs), linear.num_inputs,
                   rounded_ + row * row_bytes(linear.format, linear.num_inputs));
     }
 
     Rows present(const float *values, int count, const Linear &linear) {
-        if (linear.format != WeightFormat::kFloat32) for_each_row(count, [&](int row) { round(values, row, linear); });
+        if (is_rounded(linear)) for_each_row(count, [&](int row) { round(values, row, linear); });
         return as_input(values, linear);
     }
 
@@ -300,7 +304,9 @@ private:
 extern "C" {
 
 // Compiled for AVX2, FMA and F16C, which not every x86-64 has.
-int noria_cpu_is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+int noria_cpu_is_supported() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
 
 NoriaContext *noria_context_create(int num_threads) {
     auto *context = new NoriaContext(num_threads);
@@ -322,11 +328,15 @@ int noria_forward(NoriaContext *context, const NoriaModel *model, const NoriaSte
 // y [rows][num_outputs] of x [rows][num_inputs], by one thread: for tests and for the peak that a profile compares with.
 void noria_linear(const Linear *linear, const float *x, int32_t rows, float *y) {
     const size_t size = row_bytes(linear->format, linear->num_inputs);
-    auto *rounded = static_cast<char *>(aligned_alloc(64, (rows * size + 63) / 64 * 64));
-    for (int row = 0; row < rows; ++row)
-        round_row(linear->format, x + static_cast<size_t>(row) * linear->num_inputs, linear->num_inputs, rounded + row * size);
-    multiply(*linear, {rounded, size}, 0, num_panels(linear->num_outputs), 0, rows, y, linear->num_outputs, false);
-    free(rounded);
+    const auto *numbers = reinterpret_cast<const char *>(x);
+    Buffer<char> rounded;
+    if (is_rounded(*linear)) {
+        char *target = rounded.reserve(rows * size);
+        for (int row = 0; row < rows; ++row)
+            round_row(linear->format, x + static_cast<size_t>(row) * linear->num_inputs, linear->num_inputs, target + row * size);
+        numbers = target;
+    }
+    multiply(*linear, {numbers, size}, 0, num_panels(linear->num_outputs), 0, rows, y, linear->num_outputs, false);
 }
 
 }  // extern "C"

@@ -9,18 +9,16 @@
 namespace noria {
 namespace {
 
-// The products of a tile: MR rows, row_bytes apart, with a panel of 16 outputs; `out` [MR][16].
-// Without `Fetch` the processor waits for memory first and computes afterwards.
-
 // The weights that are fetched while others are multiplied: of the next panel, a share by each tile of rows that passes over
-// this one. The processor drops most of many fetches at once.
+// this one. Without it the processor waits for memory first and computes afterwards; and it drops most fetches when many
+// come at once.
 class Fetch {
 public:
     // tile of num_tiles passes over the panel of that many bytes that `next` follows
     Fetch(const void *next, size_t panel_bytes, int tile, int num_tiles)
         : next_(static_cast<const char *>(next) + panel_bytes * tile / num_tiles), num_tiles_(num_tiles) {}
 
-    // Bytes that this tile fetches for so many that it reads.
+    // Bytes that this tile fetches for so many that it reads, rounded down.
     ptrdiff_t step(int num_bytes) const { return num_bytes / num_tiles_; }
     const char *start() const { return next_; }
 
@@ -30,6 +28,8 @@ private:
 };
 
 inline void fetch(const char *weights) { _mm_prefetch(weights, _MM_HINT_T0); }
+
+// The products of a tile: MR rows, row_bytes apart, with a panel of 16 outputs; `out` [MR][16].
 
 template <int MR>
 ON_ITS_OWN void product(const float *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
@@ -109,7 +109,7 @@ ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, 
     memset(out, 0, MR * kPanel * sizeof(float));
     const __m256i low_half = _mm256_set1_epi8(15);
     const char *next = ahead.start();
-    const ptrdiff_t step = ahead.step(sizeof(Int4Group) / 4);
+    const ptrdiff_t step = ahead.step(64);
     for (const Int4Group *end = w + num_groups(num_inputs); w < end; ++w, rows += sizeof(Int8Group)) {
         __m256i low_sum[MR], high_sum[MR];
         EACH_ROW low_sum[m] = high_sum[m] = _mm256_setzero_si256();
@@ -126,6 +126,9 @@ ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, 
             const __m256i high_second = _mm256_and_si256(_mm256_srli_epi16(high, 4), low_half);
             EACH_ROW add_products(low_sum[m], high_sum[m], low_second, high_second, numbers + 16 + m * row_bytes);
         }
+        // numbers are four lines of 64 bytes, scales and minima the fifth
+        fetch(next);
+        next += step;
         const F8 low_scale = load_float16(w->scale), high_scale = load_float16(w->scale + 8);
         const F8 low_minimum = load_float16(w->minimum), high_minimum = load_float16(w->minimum + 8);
         EACH_ROW {
@@ -167,7 +170,7 @@ void tile_rows(const Linear &linear, const Rows &x, int panel, const Weight *wei
         store(sums + m * kPanel, linear, first_output, count, y + (row + m) * y_stride + first_output, is_added);
 }
 
-// panel_size: of weights
+// panel_size: in Weight
 template <class Weight>
 void multiply_as(const Linear &linear, const Rows &x, size_t panel_size, int first_panel, int last_panel, int first_row,
                  int last_row, float *y, size_t y_stride, bool is_added) {
@@ -185,14 +188,14 @@ void multiply_as(const Linear &linear, const Rows &x, size_t panel_size, int fir
 void multiply(const Linear &linear, const Rows &x, int first_panel, int last_panel, int first_row, int last_row, float *y,
               size_t y_stride, bool is_added) {
     const size_t num_inputs = linear.num_inputs;
-    const auto as = [&](auto weight, size_t panel_size) {
-        multiply_as<decltype(weight)>(linear, x, panel_size, first_panel, last_panel, first_row, last_row, y, y_stride,
-                                      is_added);
+    const auto as = [&](auto *weight, size_t panel_size) {
+        multiply_as<std::remove_pointer_t<decltype(weight)>>(linear, x, panel_size, first_panel, last_panel, first_row,
+                                                             last_row, y, y_stride, is_added);
     };
     switch (linear.format) {
-    case WeightFormat::kFloat32: as(float(), num_inputs * kPanel); break;
-    case WeightFormat::kInt8: as(int8_t(), (num_inputs + 1) / 2 * 2 * kPanel); break;
-    case WeightFormat::kInt4: as(Int4Group(), num_groups(linear.num_inputs));
+    case WeightFormat::kFloat32: as(static_cast<float *>(nullptr), num_inputs * kPanel); break;
+    case WeightFormat::kInt8: as(static_cast<int8_t *>(nullptr), (num_inputs + 1) / 2 * 2 * kPanel); break;
+    case WeightFormat::kInt4: as(static_cast<Int4Group *>(nullptr), num_groups(linear.num_inputs));
     }
 }
 

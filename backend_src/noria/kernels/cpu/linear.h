@@ -4,7 +4,7 @@
 //   float32  [ceil(N / 16)][K][16]
 //   int8     [ceil(N / 16)][ceil(K / 2)][16][2], with one scale an output: W[n, k] ~ scale[n] w[n, k], |w| <= 127
 //   int4     [ceil(N / 16)][ceil(K / 32)] of Int4Group: W[n, k] ~ scale w + minimum, 0 <= w <= 15, both of the 32 inputs
-//            of a group and one output. GGUF's Q4_1 is the same numbers in another order, and is kept exactly.
+//            of a group and one output. A block of GGUF's Q4_1 that uses its first and its last step is kept exactly.
 // The rows of x are rounded too where weights are; see rounding.h. A row's result depends on nothing but the row.
 #pragma once
 
@@ -14,6 +14,8 @@
 namespace noria {
 
 constexpr int kPanel = 16;
+// inputs that share a scale
+constexpr int kGroup = 32;
 
 enum class WeightFormat : int32_t { kFloat32 = 0, kInt8 = 1, kInt4 = 2 };
 
@@ -29,11 +31,12 @@ struct Linear {
 
 // 32 inputs of a panel's outputs. A byte of numbers [4][16][4] is inputs 4 i + j in its low half and 16 + 4 i + j in its
 // high one. scale and minimum are float16, which hold GGUF's as they are.
-struct Int4Group {
-    uint8_t numbers[256];
+struct alignas(64) Int4Group {
+    uint8_t numbers[kGroup * kPanel / 2];
     uint16_t scale[kPanel];
     uint16_t minimum[kPanel];
 };
+static_assert(sizeof(Int4Group) == 320, "kernels/cpu_library.py counts on it");
 
 // The rows that a Linear reads, as `round_row` makes them of its format: row_bytes apart.
 struct Rows {

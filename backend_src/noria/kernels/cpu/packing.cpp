@@ -11,13 +11,13 @@ using namespace noria;
 
 namespace {
 
-struct Range {
+struct Extremes {
     float lowest, highest;
     bool is_finite;
 };
 
-Range range(const float *x, int count) {
-    Range found{x[0], x[0], true};
+Extremes extremes(const float *x, int count) {
+    Extremes found{x[0], x[0], true};
     for (int k = 0; k < count; ++k) {
         found.lowest = std::min(found.lowest, x[k]);
         found.highest = std::max(found.highest, x[k]);
@@ -32,7 +32,7 @@ float from_float16(uint16_t x) { return _cvtsh_ss(x); }
 // x [count], count <= 32, as the numbers of output n of its panel. minimum is NaN where one of them is not finite, which no
 // rounding must hide.
 void pack_group(const float *x, int count, int n, Int4Group &group) {
-    const Range found = range(x, count);
+    const Extremes found = extremes(x, count);
     group.minimum[n] = to_float16(found.is_finite ? found.lowest : NAN);
     group.scale[n] = to_float16(found.is_finite ? (found.highest - found.lowest) / 15 : 0);
     const float minimum = from_float16(group.minimum[n]), scale = from_float16(group.scale[n]);
@@ -60,7 +60,7 @@ void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_input
     memset(packed, 0, num_panels(num_outputs) * num_pairs * 2 * kPanel);
     for (int n = 0; n < num_outputs; ++n) {
         const float *row = weight + static_cast<size_t>(n) * num_inputs;
-        const Range found = range(row, num_inputs);
+        const Extremes found = extremes(row, num_inputs);
         scale[n] = found.is_finite ? std::max(-found.lowest, found.highest) / 127 : NAN;
         if (!(scale[n] > 0)) continue;
         int8_t *panel = packed + n / kPanel * num_pairs * 2 * kPanel + n % kPanel * 2;
@@ -69,7 +69,8 @@ void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_input
     }
 }
 
-// packed: num_panels * num_groups of Int4Group. Weights beyond what float16 holds become inf or NaN.
+// packed: num_panels * num_groups of Int4Group. A group whose lowest weight, or a fifteenth of whose range, is beyond float16
+// becomes inf or NaN; weights below its smallest number, 6e-8, become 0 or that.
 void noria_pack_int4(const float *weight, int32_t num_outputs, int32_t num_inputs, Int4Group *packed) {
     const int groups = num_groups(num_inputs);
     memset(packed, 0, static_cast<size_t>(num_panels(num_outputs)) * groups * sizeof(Int4Group));

@@ -8,6 +8,12 @@
 namespace noria {
 namespace {
 
+// The largest whole number of a row of that many inputs.
+int activation_limit(int num_inputs) {
+    // num_inputs * limit * 127 < 2^31
+    return std::min<int64_t>(INT16_MAX, (int64_t{1} << 31) / (int64_t{128} * num_inputs));
+}
+
 struct Range {
     float largest;
     bool is_finite;
@@ -92,11 +98,6 @@ void round_to_int8(const float *x, int num_inputs, Int8Group *groups) {
 }
 
 }  // namespace
-
-int activation_limit(int num_inputs) {
-    // num_inputs * limit * 127 < 2^31
-    return std::min<int64_t>(INT16_MAX, (int64_t{1} << 31) / (int64_t{128} * num_inputs));
-}
 
 size_t row_bytes(WeightFormat format, int num_inputs) {
     switch (format) {

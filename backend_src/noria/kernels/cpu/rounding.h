@@ -2,7 +2,7 @@
 //   float32  as they are
 //   int8     int16, up to `activation_limit(K)` and one scale a row: as many as int16 holds and the sums of products stay
 //            exact in 32 bits with, 29,127 of 576 inputs and 10,922 of 1,536
-//   int4     int8, up to 127 and one scale for 32 inputs, with which 32 products of a group stay exact in 16 bits
+//   int4     int8, up to 127 and one scale for 32 inputs: 16 products with weights up to 15 are exact in 16 bits
 // A row that holds NaN or inf, in int4 a group of it, gets a scale of NaN, which shows in all outputs.
 #pragma once
 
@@ -12,8 +12,6 @@
 #include "linear.h"
 
 namespace noria {
-
-constexpr int kGroup = 32;
 
 // A row for int8 weights; `numbers` goes on for whole vectors, the last of which ends in zeros.
 struct alignas(32) Int16Row {
@@ -29,7 +27,6 @@ struct Int8Group {
 };
 
 inline int num_groups(int num_inputs) { return (num_inputs + kGroup - 1) / kGroup; }
-int activation_limit(int num_inputs);
 
 // Of a row of that many inputs.
 size_t row_bytes(WeightFormat format, int num_inputs);
