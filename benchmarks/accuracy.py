@@ -4,7 +4,7 @@
 
 Of each variant: the perplexity of a text in windows of 512 tokens, the KL divergence of the next token's distribution
 there, how often the greedy choice is the reference's in answers to fifty prompts, and the memory. Everything is
-greedy and without a random number: two runs on one machine give the same figures. It takes some five minutes on two
+greedy and without a random number: two runs on one machine give the same figures. It takes some six minutes on two
 cores, and 3 GB of memory.
 """
 
