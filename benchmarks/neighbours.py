@@ -29,7 +29,7 @@ from noria.profiling.cases import case_step, check_cases, decode_case
 from noria.runtime.build import build_runner
 from noria.runtime.model_runner import ModelRunner
 from noria.scheduler_output import SchedulerOutput
-from noria_bench.environment import machine
+from noria_bench.environment import busy_cores, machine
 
 NUM_ROUNDS = 4
 # before the steps that count: the neighbours start, and the threads find their cores
@@ -41,8 +41,10 @@ PERCENTILES = {"median_ms": 50, "p95_ms": 95, "p99_ms": 99, "max_ms": 100}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--neighbours", type=_counts, default=(0, 1, 2), metavar="N,N", help="default: 0,1,2")
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--neighbours", type=_counts, default=(0, 1, 2), metavar="N,N", help="processes")
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="sequences in a step")
     parser.add_argument("--context", type=int, default=300, metavar="TOKENS", help="of each sequence")
     parser.add_argument("--steps", type=int, default=480, metavar="N", help="of each number of neighbours")
@@ -64,8 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_cases([case], runner)
     except ConfigError as error:
         parser.error(str(error))
+    others_before = busy_cores()
     step_s = measure(runner, case_step(case, runner, 0.0), options.neighbours, options.steps)
     result = {count: _summary(times) for count, times in step_s.items()}
+    print(
+        f"{config.model}: {options.batch} sequences of {options.context} tokens, weight_quantization "
+        f"{config.weight_quantization}, kv_cache_dtype {config.kv_cache_dtype}, {options.steps} steps each; others "
+        f"took {others_before:.2f} cores before, {busy_cores():.2f} after"
+    )
     print("| neighbours | " + " | ".join(name.replace("_ms", ", ms") for name in PERCENTILES) + " |")
     print("|---|" + "---:|" * len(PERCENTILES))
     for count, summary in result.items():

@@ -180,6 +180,10 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): a step decodes one token for each"
             )
+        if self.cpu_kernels_setting and self.torch_kernels_setting:
+            raise ConfigError(
+                f"{self.cpu_kernels_setting} needs the compiled CPU kernels, but {self.torch_kernels_setting}"
+            )
         if self.preset is not None and self.preset not in PRESETS:
             raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, or null, not {self.preset!r}")
         if self.default_priority_level > self.priority_levels:
@@ -194,6 +198,30 @@ class EngineConfig:
                 )
         if not self.model:
             raise ConfigError(f"model must be {EMBEDDED_MODEL!r}, a Hugging Face directory or a .gguf file, not empty")
+
+    @property
+    def kv_dtype_name(self) -> str:
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def cpu_kernels_setting(self) -> str | None:
+        """The setting that only the compiled CPU kernels have, in words."""
+        if self.kernels == "cpu":
+            return "kernels: cpu"
+        if self.weight_quantization != "none":
+            return f"weight_quantization: {self.weight_quantization}"
+        if self.kv_dtype_name != self.dtype:
+            return f"kv_cache_dtype: {self.kv_cache_dtype} beside dtype: {self.dtype}"
+        return None
+
+    @property
+    def torch_kernels_setting(self) -> str | None:
+        """The setting that they do not have, in words."""
+        if self.kernels == "torch":
+            return "kernels is torch"
+        if self.dtype != "float32":
+            return f"dtype must be float32, not {self.dtype}"
+        return None
 
 
 def _check_ranges(values: EngineConfig | PriorityClass) -> None:

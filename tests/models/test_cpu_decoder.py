@@ -262,6 +262,29 @@ def test_keys_that_are_no_numbers_show(kv_dtype, garbage):
     assert model.run(prompts, one_by_one(prompts))[0].isnan().all()
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_value_that_is_no_number_shows_whatever_its_weight(kv_dtype):
+    """Whose weight may have become 0. That it showed in some tiles only made it depend on how the prompt was cut."""
+    config = model_config("llama", num_hidden_layers=1, tie_word_embeddings=False)
+    weights = random_weights(config)
+    # of one token a value is inf, and its keys are numbers; all keys are far apart
+    token, place = 7, 20
+    weights[EMBEDDING][:, 0] = 0
+    weights[EMBEDDING][token, 0] = 50
+    layer = "model.layers.0."
+    weights[f"{layer}input_layernorm.weight"][0] = 1
+    value = weights[f"{layer}self_attn.v_proj.weight"]
+    value[:, 0], value[0, :], value[0, 0] = 0, 0, 3e38
+    weights[f"{layer}self_attn.k_proj.weight"] *= 300
+    prompt = [other if other != token else token + 1 for other in prompt_of(80)]
+    prompt[place] = token
+    for size in (80, 9, 1):
+        copies = {name: weight.clone() for name, weight in weights.items()}
+        logits = Model(config, ("float32", kv_dtype), weights=copies).run([prompt], in_chunks([prompt], size))[0]
+        assert logits[:place].isfinite().all()
+        assert not logits[place:].isfinite().all(1).any()
+
+
 @pytest.mark.parametrize("half_head", [4, 12, 20, 32])
 def test_a_position_is_turned_alike_in_any_batch(half_head):
     """Cosines come from torch, whose vectors and what is left over of them must not differ."""

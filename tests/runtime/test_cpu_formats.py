@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from noria.config import EngineConfig
@@ -146,10 +147,16 @@ def test_swapped_blocks_come_back_bit_for_bit(model_dir, weights, kv_dtype):
 
 def test_which_kernels_run(model_dir, caplog):
     caplog.set_level("INFO")
-    rounded = {"weight_quantization": "int8", "kv_cache_dtype": "int8"}
-    for changes in ({}, {"kernels": "cpu"}, rounded, {"weight_quantization": "int4"}):
+    words = "kernels: the compiled CPU kernels; weights {}, of the head {}; KV {}"
+    for changes, formats in (
+        ({}, ("float32", "float32", "float32")),
+        ({"kernels": "cpu"}, ("float32", "float32", "float32")),
+        ({"weight_quantization": "int8", "kv_cache_dtype": "int8"}, ("int8", "int8", "int8")),
+        ({"weight_quantization": "int4", "kv_cache_dtype": "bfloat16"}, ("int4", "int8", "bfloat16")),
+    ):
+        caplog.clear()
         assert isinstance(build(model_dir, **changes).decoder, CpuDecoder)
-    assert {record.message for record in caplog.records} == {"kernels: the compiled CPU kernels"}
+        assert [record.message for record in caplog.records] == [words.format(*formats)]
     caplog.clear()
     assert isinstance(build(model_dir, kernels="torch").decoder, Decoder)
     # nothing that the user did not ask for
@@ -204,6 +211,16 @@ def test_a_head_of_another_size_is_named(tmp_path, caplog):
 def test_what_no_kernels_can_do_is_named(model_dir, changes, message):
     with pytest.raises(ConfigError, match=message):
         build(model_dir, **changes)
+
+
+def test_weights_that_int4_does_not_hold_are_named(tmp_path):
+    directory = tiny_model_dir(tmp_path, "llama")
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = -7e4
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    build(directory, weight_quantization="int8")
+    with pytest.raises(ConfigError, match=r"int4 holds weights of up to 65,504 to either side, .* has one of 70,000"):
+        build(directory, weight_quantization="int4")
 
 
 def test_a_cache_of_the_dtype_is_torch_s_too(model_dir):

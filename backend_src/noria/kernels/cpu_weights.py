@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
 
 from noria.kernels.cpu_library import INT4_GROUP, INT4_PANEL_BYTES, PANEL, WEIGHT_FORMATS, LinearStruct
 
+# of float16
+MAX_INT4 = 65504.0
 _BYTES_TO_ALIGN = 64
 
 
@@ -27,7 +30,10 @@ class CpuWeights:
         return copy.data_ptr()
 
     def pack(self, weight_format: str, weight: Tensor, bias: Tensor | None = None) -> LinearStruct:
-        """weight [outputs, inputs] float32, bias [outputs]. weight_format: of WEIGHT_FORMATS; see cpu/linear.h."""
+        """weight [outputs, inputs] float32, bias [outputs]. weight_format: of WEIGHT_FORMATS; see cpu/linear.h.
+
+        Raises ValueError for finite weights that int4, whose scales and minima are float16, does not hold.
+        """
         num_outputs, num_inputs = weight.shape
         weight = weight.contiguous()
         num_panels = -(-num_outputs // PANEL)
@@ -40,6 +46,12 @@ class CpuWeights:
                 weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), scale.data_ptr()
             )
         elif weight_format == "int4":
+            largest = weight.abs().max().item()
+            if MAX_INT4 < largest < math.inf:
+                raise ValueError(
+                    f"weight_quantization: int4 holds weights of up to {MAX_INT4:,.0f} to either side, and the model "
+                    f"has one of {largest:,.0f}: use int8"
+                )
             packed = _aligned(num_panels * -(-num_inputs // INT4_GROUP) * INT4_PANEL_BYTES, torch.uint8)
             self._library.noria_pack_int4(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
         else:

@@ -54,6 +54,8 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"model: {device} does not have the memory for the weights in {dtype}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     cache = KVCache(model_config, num_blocks, engine_config.block_size, number, device)
     return ModelRunner(decoder, cache, sample, HostKVCache(cache, num_host_blocks) if num_host_blocks else None)
 
@@ -65,15 +67,19 @@ def _pick_cpu_format(engine_config: EngineConfig, model_config: ModelConfig, dev
     """
     cpu_format = CpuFormat(
         weights="float32" if engine_config.weight_quantization == "none" else engine_config.weight_quantization,
-        kv_dtype=_kv_dtype_name(engine_config),
+        kv_dtype=engine_config.kv_dtype_name,
         block_size=engine_config.block_size,
     )
-    wanted = _wants_cpu_kernels(engine_config)
     reason = _why_not_cpu_kernels(engine_config, model_config, device, cpu_format)
     if not reason:
-        log.info("kernels: the compiled CPU kernels")
+        log.info(
+            "kernels: the compiled CPU kernels; weights %s, of the head %s; KV %s",
+            cpu_format.weights,
+            cpu_format.head,
+            cpu_format.kv_dtype,
+        )
         return cpu_format
-    if wanted:
+    if wanted := engine_config.cpu_kernels_setting:
         raise ConfigError(f"{wanted} needs the compiled CPU kernels, but {reason}")
     if device.type == "cpu" and engine_config.kernels == "auto":
         log.warning("kernels: torch's operators, several times slower than the compiled CPU kernels: %s", reason)
@@ -82,27 +88,14 @@ def _pick_cpu_format(engine_config: EngineConfig, model_config: ModelConfig, dev
     return None
 
 
-def _wants_cpu_kernels(engine_config: EngineConfig) -> str | None:
-    """The setting that only the compiled kernels have, in words."""
-    if engine_config.kernels == "cpu":
-        return "kernels: cpu"
-    if engine_config.weight_quantization != "none":
-        return f"weight_quantization: {engine_config.weight_quantization}"
-    if _kv_dtype_name(engine_config) != engine_config.dtype:
-        return f"kv_cache_dtype: {engine_config.kv_cache_dtype} beside dtype: {engine_config.dtype}"
-    return None
-
-
 def _why_not_cpu_kernels(
     engine_config: EngineConfig, model_config: ModelConfig, device: torch.device, cpu_format: CpuFormat
 ) -> str:
     """Empty where they can run."""
-    if engine_config.kernels == "torch":
-        return "kernels is torch"
+    if reason := engine_config.torch_kernels_setting:
+        return reason
     if device.type != "cpu":
         return f"device is {device.type}"
-    if engine_config.dtype != "float32":
-        return f"dtype must be float32, not {engine_config.dtype}"
     if cpu_format.kv_dtype not in KV_FORMATS:
         return f"kv_cache_dtype must be one of {', '.join(KV_FORMATS)}, not {cpu_format.kv_dtype}"
     try:
@@ -113,13 +106,9 @@ def _why_not_cpu_kernels(
     return ""
 
 
-def _kv_dtype_name(engine_config: EngineConfig) -> str:
-    return engine_config.dtype if engine_config.kv_cache_dtype == "auto" else engine_config.kv_cache_dtype
-
-
 def kv_dtype(engine_config: EngineConfig) -> torch.dtype:
     """Of the numbers in the KV cache."""
-    return _DTYPES[_kv_dtype_name(engine_config)]
+    return _DTYPES[engine_config.kv_dtype_name]
 
 
 def _pick_device(name: str) -> torch.device:

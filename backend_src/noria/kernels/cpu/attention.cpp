@@ -145,16 +145,23 @@ void score_chunk(const Work &work, const char *keys, const Chunk &chunk) {
     }
 }
 
-// Int8: multiplies what belongs to the chunk's positions by their scales. kKeepsZeros: 0 stays 0 beside a scale of NaN, as
-// the weight of a value that is not seen must.
-template <bool kKeepsZeros> void apply_scales(const Work &work, const char *cache, const Chunk &chunk) {
+// The weight of a position that a query does not see. One that it sees may be 0 too, where NaN and inf must still show: else
+// it would depend on the tile, and so on how a prompt was cut, whether they do.
+constexpr float kUnseen = -0.0f;
+
+inline F8 is_unseen(F8 weight) {
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_castps_si256(weight), _mm256_castps_si256(_mm256_set1_ps(kUnseen))));
+}
+
+// Int8: multiplies what belongs to the chunk's positions by their scales. kAreWeights: kUnseen stays beside a scale of NaN.
+template <bool kAreWeights> void apply_scales(const Work &work, const char *cache, const Chunk &chunk) {
     for (int position = chunk.begin / 8 * 8; position < chunk.end; position += 8) {
         const F8 scales = _mm256_loadu_ps(work.scales(cache, position));
         for (int row = 0; row < work.num_rows; ++row) {
             float *numbers = work.weights + row * kChunk + position - chunk.start;
             const F8 number = _mm256_loadu_ps(numbers);
             F8 product = _mm256_mul_ps(number, scales);
-            if (kKeepsZeros) product = _mm256_andnot_ps(_mm256_cmp_ps(number, _mm256_setzero_ps(), _CMP_EQ_OQ), product);
+            if (kAreWeights) product = _mm256_blendv_ps(product, number, is_unseen(number));
             _mm256_storeu_ps(numbers, product);
         }
     }
@@ -165,9 +172,12 @@ template <bool kKeepsZeros> void apply_scales(const Work &work, const char *cach
 void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
     float *weights = work.weights + row * kChunk;
     const int first = chunk.begin / 8 * 8 - chunk.start, last = (chunk.end + 7) / 8 * 8 - chunk.start;
-    // with a sliding window a later query of the tile may see nothing of this chunk
-    for (int i = first; i < std::min(last, begin - chunk.start); ++i) weights[i] = -INFINITY;
-    for (int i = std::max(first, end - chunk.start); i < last; ++i) weights[i] = -INFINITY;
+    const auto hide = [&](float value) {
+        // with a sliding window a later query of the tile may see nothing of this chunk
+        std::fill(weights + first, weights + std::max(first, std::min(last, begin - chunk.start)), value);
+        std::fill(weights + std::min(last, std::max(first, end - chunk.start)), weights + last, value);
+    };
+    hide(-INFINITY);
     F8 top = _mm256_set1_ps(work.largest[row]), nan = _mm256_setzero_ps();
     for (int i = first; i < last; i += 8) {
         const F8 score = _mm256_loadu_ps(weights + i);
@@ -177,7 +187,8 @@ void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
     float largest = maximum(top);
     if (_mm256_movemask_ps(nan)) largest = NAN;
     if (largest == -INFINITY) {
-        for (int i = first; i < last; ++i) weights[i] = 0;
+        std::fill(weights + first, weights + last, 0.0f);
+        hide(kUnseen);
         return;
     }
     F8 total = _mm256_setzero_ps();
@@ -186,6 +197,7 @@ void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
         _mm256_storeu_ps(weights + i, weight);
         total = _mm256_add_ps(total, weight);
     }
+    hide(kUnseen);
     if (largest != work.largest[row]) {
         const float factor = _mm256_cvtss_f32(exponential(_mm256_set1_ps(work.largest[row] - largest)));
         work.total[row] *= factor;
@@ -197,8 +209,8 @@ void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
     work.total[row] += sum(total);
 }
 
-// Adds `count` weighted values, one after the other in memory, to 8 NV components of MR rows. kIsMasked: what a query does
-// not see must not reach it, and 0 times NaN would.
+// Adds `count` weighted values, one after the other in memory, to 8 NV components of MR rows. kIsMasked: not all queries see
+// them, and what one does not see must not reach it, as 0 times NaN would.
 template <class Format, int MR, int NV, bool kIsMasked>
 ON_ITS_OWN void add_run(Source<typename Format::Number> value, int head_dim, const float *weights, int count, float *out) {
     F8 sums[MR][NV];
@@ -211,8 +223,7 @@ ON_ITS_OWN void add_run(Source<typename Format::Number> value, int head_dim, con
         EACH_VECTOR {
             const F8 x = Format::load(value.numbers + 8 * v);
             EACH_ROW {
-                const F8 zero = _mm256_setzero_ps();
-                const F8 seen = kIsMasked ? _mm256_and_ps(x, _mm256_cmp_ps(weight[m], zero, _CMP_NEQ_UQ)) : x;
+                const F8 seen = kIsMasked ? _mm256_andnot_ps(is_unseen(weight[m]), x) : x;
                 sums[m][v] = _mm256_fmadd_ps(weight[m], seen, sums[m][v]);
             }
         }
