@@ -40,6 +40,15 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def of_different_sizes(
+    num_rows: int, num_outputs: int, num_inputs: int, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Weight, x and bias: rows and outputs of very different sizes, which each need their own scale."""
+    weight = randn(num_outputs, num_inputs) * 10.0 ** randn(num_outputs, 1, seed=2)
+    x = randn(num_rows, num_inputs, seed=num_rows) * 10.0 ** randn(num_rows, 1, seed=3)
+    return weight, x, randn(num_outputs, seed=1) if has_bias else None
+
+
 def activation_limit(num_inputs: int) -> int:
     return min(32767, 2**31 // (128 * num_inputs))
 
@@ -75,10 +84,7 @@ def test_float32_is_float64_but_for_rounding(num_rows, num_outputs, num_inputs, 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_int8_is_the_product_of_the_rounded_numbers(num_rows, num_outputs, num_inputs, has_bias):
-    # rows and outputs of very different sizes: each has its own scale
-    weight = randn(num_outputs, num_inputs) * 10.0 ** randn(num_outputs, 1, seed=2)
-    x = randn(num_rows, num_inputs, seed=num_rows) * 10.0 ** randn(num_rows, 1, seed=3)
-    bias = randn(num_outputs, seed=1) if has_bias else None
+    weight, x, bias = of_different_sizes(num_rows, num_outputs, num_inputs, has_bias)
     found, expected = Layer(weight, bias, "int8")(x).double(), int8_reference(x, weight, bias)
     size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
     assert ((found - expected).abs() <= 1e-6 * size).all()
@@ -88,9 +94,7 @@ def test_int8_is_the_product_of_the_rounded_numbers(num_rows, num_outputs, num_i
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_int4_is_the_product_of_the_rounded_numbers(num_rows, num_outputs, num_inputs, has_bias):
-    weight = randn(num_outputs, num_inputs) * 10.0 ** randn(num_outputs, 1, seed=2)
-    x = randn(num_rows, num_inputs, seed=num_rows) * 10.0 ** randn(num_rows, 1, seed=3)
-    bias = randn(num_outputs, seed=1) if has_bias else None
+    weight, x, bias = of_different_sizes(num_rows, num_outputs, num_inputs, has_bias)
     exact_weight, exact_x = int4_weights(weight), int4_activations(x)
     shift = 0 if bias is None else bias.double()
     # a group's products with the numbers above its minimum, and the minimum's own product, are rounded apart

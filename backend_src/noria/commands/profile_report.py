@@ -22,11 +22,11 @@ _RATIOS = {"ratio": "median", "fastest_ratio": "fastest"}
 def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str, Any]) -> list[str]:
     """environment: `machine`, `busy_cores_before` and `busy_cores_after`."""
     machine, best, usual = environment["machine"], profile.limits, profile.median_limits
-    peaks = f"{profile.weight_dtype} {best.weight_macs_per_s / 1e9:.1f} ({usual.weight_macs_per_s / 1e9:.1f})"
+    peaks = [_peak(profile.weight_dtype, best.weight_macs_per_s, usual.weight_macs_per_s)]
     if profile.head_dtype != profile.weight_dtype:
-        peaks += f", {profile.head_dtype} {best.head_macs_per_s / 1e9:.1f} ({usual.head_macs_per_s / 1e9:.1f})"
+        peaks.append(_peak(profile.head_dtype, best.head_macs_per_s, usual.head_macs_per_s))
     if best.weight_macs_per_s != best.attention_macs_per_s:
-        peaks += f", float32 {best.attention_macs_per_s / 1e9:.1f} ({usual.attention_macs_per_s / 1e9:.1f})"
+        peaks.append(_peak("float32", best.attention_macs_per_s, usual.attention_macs_per_s))
     before, after = environment["busy_cores_before"], environment["busy_cores_after"]
     return [
         f"{machine['cpu']['model']}, {machine['num_cores']} cores, num_threads {profile.num_threads}; others took "
@@ -34,9 +34,14 @@ def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str,
         f"{config.model}, {profile.kernels} kernels; weights {profile.weight_dtype}, of the head {profile.head_dtype}, "
         f"{profile.weight_bytes / 1e6:.1f} MB a step; KV {profile.kv_dtype}, {profile.kv_bytes_per_token:.0f} bytes a "
         "token",
-        f"reads {best.bytes_per_s / 1e9:.1f} GB/s ({usual.bytes_per_s / 1e9:.1f}); multiplies, 1e9 a second: {peaks}",
+        f"reads {best.bytes_per_s / 1e9:.1f} GB/s ({usual.bytes_per_s / 1e9:.1f}); multiplies, 1e9 a second: "
+        + ", ".join(peaks),
         f"best of {len(profile.cases[0].runs)} rounds, in brackets the median",
     ]
+
+
+def _peak(name: str, best: float, usual: float) -> str:
+    return f"{name} {best / 1e9:.1f} ({usual / 1e9:.1f})"
 
 
 def time_table(profile: Profile) -> Table:

@@ -71,7 +71,7 @@ class CpuDecoder:
     ) -> None:
         """weights: complete and of the right shapes (the loader checked), float32 on the CPU. Emptied, one by one.
 
-        Raises RuntimeError where the library cannot run, ValueError as `CpuFormat.check`.
+        Raises RuntimeError where the library cannot run, ValueError as `CpuFormat.check` and `CpuWeights.pack`.
         """
         cpu_format.check(config)
         self.config = config

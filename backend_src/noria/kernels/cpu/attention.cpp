@@ -305,11 +305,8 @@ template <class Number> void spread(const float *key, const float *value, const 
 
 // The scale of x [count], of which `rounded` gets the whole numbers; NaN where x has one.
 float round_head(const float *x, int count, int8_t *rounded, int stride) {
-    float top = 0;
-    for (int d = 0; d < count; ++d) {
-        if (!std::isfinite(x[d])) return NAN;
-        top = std::max(top, std::fabs(x[d]));
-    }
+    const auto [top, is_finite] = range(x, count);
+    if (!is_finite) return NAN;
     const float inverse = 127 / top;
     const bool is_zero = !std::isfinite(inverse);
     for (int d = 0; d < count; ++d) rounded[d * stride] = is_zero ? 0 : static_cast<int8_t>(std::lrintf(x[d] * inverse));

@@ -14,29 +14,6 @@ int activation_limit(int num_inputs) {
     return std::min<int64_t>(INT16_MAX, (int64_t{1} << 31) / (int64_t{128} * num_inputs));
 }
 
-struct Range {
-    float largest;
-    bool is_finite;
-};
-
-// Of the sizes of x [count].
-Range range(const float *x, int count) {
-    F8 largest = _mm256_setzero_ps(), check = _mm256_setzero_ps();
-    float top = 0, rest_check = 0;
-    int k = 0;
-    for (; k + 8 <= count; k += 8) {
-        const F8 value = _mm256_loadu_ps(x + k);
-        largest = _mm256_max_ps(largest, absolute(value));
-        // 0 for a finite number, NaN for any other
-        check = _mm256_fmadd_ps(value, _mm256_setzero_ps(), check);
-    }
-    for (; k < count; ++k) {
-        top = std::max(top, std::fabs(x[k]));
-        rest_check += x[k] * 0.0f;
-    }
-    return {std::max(top, maximum(largest)), sum(check) == 0 && rest_check == 0};
-}
-
 void round_to_int16(const float *x, int num_inputs, Int16Row &row) {
     const auto [top, is_finite] = range(x, num_inputs);
     const int stride = (num_inputs + 15) / 16 * 16;
@@ -62,14 +39,8 @@ void round_to_int16(const float *x, int num_inputs, Int16Row &row) {
 
 // x [32]
 void round_to_int8(const float *x, Int8Group &group) {
-    F8 value[4], largest = _mm256_setzero_ps(), check = _mm256_setzero_ps();
-    for (int i = 0; i < 4; ++i) {
-        value[i] = _mm256_loadu_ps(x + 8 * i);
-        largest = _mm256_max_ps(largest, absolute(value[i]));
-        check = _mm256_fmadd_ps(value[i], _mm256_setzero_ps(), check);
-    }
-    const bool is_finite = sum(check) == 0;
-    const float top = maximum(largest), inverse = 127 / top;
+    const auto [top, is_finite] = range(x, kGroup);
+    const float inverse = 127 / top;
     if (!is_finite || !std::isfinite(inverse)) {
         memset(group.numbers, 0, kGroup);
         group.scale = group.sum = is_finite ? 0.0f : NAN;
@@ -77,7 +48,7 @@ void round_to_int8(const float *x, Int8Group &group) {
     }
     __m256i whole[4], total = _mm256_setzero_si256();
     for (int i = 0; i < 4; ++i) {
-        whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(value[i], _mm256_set1_ps(inverse)));
+        whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(inverse)));
         total = _mm256_add_epi32(total, whole[i]);
     }
     // packing works within halves of 128 bits, and leaves words of four numbers in the order 0 2 4 6 1 3 5 7
@@ -111,7 +82,7 @@ void round_row(WeightFormat format, const float *x, int num_inputs, char *row) {
     switch (format) {
     case WeightFormat::kInt8: round_to_int16(x, num_inputs, *reinterpret_cast<Int16Row *>(row)); break;
     case WeightFormat::kInt4: round_to_int8(x, num_inputs, reinterpret_cast<Int8Group *>(row)); break;
-    default: memcpy(row, x, num_inputs * sizeof(float));
+    case WeightFormat::kFloat32: break;
     }
 }
 

@@ -31,7 +31,7 @@ inline int num_groups(int num_inputs) { return (num_inputs + kGroup - 1) / kGrou
 // Of a row of that many inputs.
 size_t row_bytes(WeightFormat format, int num_inputs);
 
-// x [num_inputs] to `row`, which has `row_bytes`.
+// x [num_inputs] to `row`, which has `row_bytes`; not float32, whose rows are read where they are.
 void round_row(WeightFormat format, const float *x, int num_inputs, char *row);
 
 }  // namespace noria

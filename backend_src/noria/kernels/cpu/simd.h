@@ -44,6 +44,29 @@ inline float maximum(F8 x) {
 
 inline F8 absolute(F8 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
+struct Range {
+    float largest;
+    bool is_finite;
+};
+
+// Of the sizes of x [count].
+inline Range range(const float *x, int count) {
+    F8 largest = _mm256_setzero_ps(), check = _mm256_setzero_ps();
+    float top = 0, rest_check = 0;
+    int k = 0;
+    for (; k + 8 <= count; k += 8) {
+        const F8 value = _mm256_loadu_ps(x + k);
+        largest = _mm256_max_ps(largest, absolute(value));
+        // 0 for a finite number, NaN for any other
+        check = _mm256_fmadd_ps(value, _mm256_setzero_ps(), check);
+    }
+    for (; k < count; ++k) {
+        top = std::max(top, std::fabs(x[k]));
+        rest_check += x[k] * 0.0f;
+    }
+    return {std::max(top, maximum(largest)), sum(check) == 0 && rest_check == 0};
+}
+
 // e^x within 2 ulp; 0 below -87, inf above 88, NaN for NaN. Cody and Waite's reduction, x = n ln 2 + r with
 // |r| <= ln 2 / 2, then the Taylor polynomial of degree 7 whose remainder there is 6e-9.
 inline F8 exponential(F8 x) {
