@@ -85,7 +85,8 @@ def log_probs(runner: ModelRunner, token_ids: Sequence[int], first: int = 0) -> 
         chunk = known[start : start + CHUNK_TOKENS]
         table = range(-(-(start + len(chunk)) // cache.block_size))
         row = ScheduledSequence(0, chunk, num_computed_tokens=start, block_table=table, sampling=None)
-        batch = InputBatch.build([row], cache.block_size, cache.num_blocks, runner.decoder.device).decoder_input
+        inputs = InputBatch.build([row], cache.block_size, cache.num_blocks)
+        batch = inputs.decoder_input(runner.decoder.device)
         wanted = torch.arange(min(max(first - start, 0), len(chunk)), len(chunk), device=runner.decoder.device)
         logits = runner.decoder.forward(replace(batch, logit_indices=wanted), cache.layers)
         if len(wanted):

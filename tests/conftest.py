@@ -1,4 +1,5 @@
-"""Set before anything is imported: quiet, offline, and with a stand-in for the module that only Triton's stub has.
+"""Set before anything is imported: quiet, offline, the Triton language interpreted, and with a stand-in for the module
+that only Triton's stub has.
 
 And the echo models on a real tritonserver, for tests of whatever sends requests.
 """
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+# read where a kernel is defined. Servers that tests start inherit it, and on a CPU choose the same kernels as without
+os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"

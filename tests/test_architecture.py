@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "backend_src" / "noria"
-CONTRACTS = {"errors", "presets", "config", "config_sources", "sampling_params", "sequence", "scheduler_output"}
+CONTRACTS = {"errors", "presets", "config", "config_sources", "kernel_settings", "sampling_params", "sequence", "scheduler_output"}
 # layer: the layers that it may import
 ALLOWED = {
     "errors": set(),
     "sampling_params": {"errors"},
-    "config": {"errors", "presets"},
+    "kernel_settings": {"errors"},
+    "config": {"errors", "kernel_settings", "presets"},
     "config_sources": {"config", "errors", "presets"},
     "presets": set(),
     "sequence": {"sampling_params", "errors"},

@@ -24,7 +24,8 @@ from noria.engine.text import TextTokenizer
 from noria.models.model_config import load_model_config
 from noria.models.model_store import resolve_model
 from noria.models.tokenizer import load_tokenizer
-from noria.runtime.build import build_runner, kv_dtype
+from noria.runtime.build import build_runner
+from noria.runtime.dtypes import kv_dtype
 from noria.runtime.kv_cache import bytes_per_block
 from noria.runtime.model_runner import ModelRunner
 from noria.sampling_params import SamplingParams

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from noria.errors import ConfigError
+from noria.kernel_settings import FAMILIES, KernelSettings
 from noria.presets import PRESETS
 
 EMBEDDED_MODEL = "embedded"
@@ -21,9 +22,9 @@ _CHOICES = {
     "batching_mode": ("inflight", "static", "dynamic"),
     "dtype": ("float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
-    "kernels": ("auto", "cpu", "torch"),
-    "weight_quantization": ("none", "int8", "int4"),
-    "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
+    "kernels": ("auto", *FAMILIES),
+    "weight_quantization": ("none", "int8", "int4", "fp8"),
+    "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "int8", "fp8"),
     "admission": ("max_utilization", "guaranteed_no_evict"),
     "insertion": ("immediate", "waiting_served_ratio"),
     "prefill_batching": ("mixed", "separate"),
@@ -85,12 +86,16 @@ class EngineConfig:
     model: `embedded`, a Hugging Face directory, or a .gguf file.
     batching_mode: inflight re-decides the batch at every step; static and dynamic run a closed batch to its end, and
         differ only in how Triton is told to form it.
-    kernels: cpu are the compiled ones, which know float32 on an x86-64 CPU; torch are torch's operators; auto takes cpu
-        where they run.
-    weight_quantization: of linear layers, cpu kernels only. int8: one scale an output. int4: a scale and a minimum for
-        32 inputs of an output, in which the weights of a GGUF in Q4_1 are as they were where a block uses
-        all its range, as the embedded model's do; the head is int8.
-    kv_cache_dtype: auto is dtype; with cpu kernels also bfloat16, or int8 with a scale for each token and head.
+    kernels: cpu are the compiled ones, which know float32 on an x86-64 CPU; triton run on an NVIDIA GPU; torch are
+        torch's operators; auto takes the first of these that can do what the others ask for.
+    weight_quantization: of linear layers. int8 (cpu, triton kernels), fp8 (triton): one scale an output. int4 (cpu): a
+        scale and a minimum for 32 inputs of an output, in which the weights of a GGUF in Q4_1 are as they were where a
+        block uses all its range, as the embedded model's do; the head is int8.
+    kv_cache_dtype: auto is dtype; with cpu kernels also bfloat16 or int8, with triton kernels int8 or fp8, these two
+        with a scale for each token and head.
+    deterministic: a request's logits have the same bits whatever the batch, chunks, preemptions and prefix cache. The
+        cpu kernels are so always, the triton kernels at a price, torch's operators never.
+    cuda_graphs: with triton kernels, replay decodes as CUDA graphs; they take memory, which the log names.
     block_size: tokens per block of the KV cache.
     num_kv_blocks: blocks of the pool; None takes as many as fit into kv_cache_gib (2**30 bytes).
     max_num_seqs: sequences in one step, the slots.
@@ -132,6 +137,8 @@ class EngineConfig:
     kernels: str = "auto"
     weight_quantization: str = "none"
     kv_cache_dtype: str = "auto"
+    deterministic: bool = False
+    cuda_graphs: bool = True
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_gib: float = 1.0
@@ -180,10 +187,7 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): a step decodes one token for each"
             )
-        if self.cpu_kernels_setting and self.torch_kernels_setting:
-            raise ConfigError(
-                f"{self.cpu_kernels_setting} needs the compiled CPU kernels, but {self.torch_kernels_setting}"
-            )
+        self.kernel_settings.check()
         if self.preset is not None and self.preset not in PRESETS:
             raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, or null, not {self.preset!r}")
         if self.default_priority_level > self.priority_levels:
@@ -204,24 +208,10 @@ class EngineConfig:
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @property
-    def cpu_kernels_setting(self) -> str | None:
-        """The setting that only the compiled CPU kernels have, in words."""
-        if self.kernels == "cpu":
-            return "kernels: cpu"
-        if self.weight_quantization != "none":
-            return f"weight_quantization: {self.weight_quantization}"
-        if self.kv_dtype_name != self.dtype:
-            return f"kv_cache_dtype: {self.kv_cache_dtype} beside dtype: {self.dtype}"
-        return None
-
-    @property
-    def torch_kernels_setting(self) -> str | None:
-        """The setting that they do not have, in words."""
-        if self.kernels == "torch":
-            return "kernels is torch"
-        if self.dtype != "float32":
-            return f"dtype must be float32, not {self.dtype}"
-        return None
+    def kernel_settings(self) -> KernelSettings:
+        return KernelSettings(
+            self.kernels, self.dtype, self.weight_quantization, self.kv_dtype_name, self.deterministic
+        )
 
 
 def _check_ranges(values: EngineConfig | PriorityClass) -> None:

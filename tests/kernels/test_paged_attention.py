@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noria.kernels import paged_attention
-from noria.kernels.paged_attention import AttentionRow, plan_attention
+from noria.kernels.paged_attention import AttentionRow, AttentionShape, plan_attention
 
 HEAD_DIM = 8
 NUM_BLOCKS = 64
@@ -40,8 +40,12 @@ class Case:
             num_tokens += num_queries
         self.q = torch.randn(num_tokens, num_heads, HEAD_DIM, generator=generator).to(dtype)
 
+    @property
+    def shape(self):
+        return AttentionShape(self.num_heads, self.num_kv_heads, HEAD_DIM, self.window)
+
     def attend(self):
-        plan = plan_attention(self.rows, self.k_cache, self.num_heads, self.window)
+        plan = plan_attention(self.rows, self.k_cache, self.shape)
         return plan.attend(self.q, self.k_cache, self.v_cache)
 
     def expected(self):
@@ -138,7 +142,7 @@ def test_a_row_does_not_change_with_its_batch_mates(row):
 
 def test_a_plan_serves_many_layers():
     case = Case(MIXED, torch.float32)
-    plan = plan_attention(case.rows, case.k_cache, case.num_heads, None)
+    plan = plan_attention(case.rows, case.k_cache, case.shape)
     first = plan.attend(case.q, case.k_cache, case.v_cache)
     plan.attend(case.q * 50, case.k_cache * -3, case.v_cache)
     assert torch.equal(plan.attend(case.q, case.k_cache, case.v_cache), first)

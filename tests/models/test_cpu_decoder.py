@@ -98,7 +98,7 @@ class Model:
 
     def step(self, *rows: ScheduledSequence) -> Tensor:
         """Logits [tokens, vocab_size] of all rows' tokens."""
-        batch = InputBatch.build(rows, self.block_size, NUM_BLOCKS, CPU).decoder_input
+        batch = InputBatch.build(rows, self.block_size, NUM_BLOCKS).decoder_input(CPU)
         everything = dataclasses.replace(batch, logit_indices=torch.arange(len(batch.token_ids)))
         return self.decoder.forward(everything, self.cache.layers)
 
@@ -327,7 +327,7 @@ def test_blocks_beyond_two_gib(kv_dtype):
     memory = torch.frombuffer(pages, dtype=block.dtype).view(shape)
     prompt = prompt_of(40)
     table = [num_blocks - 1, 3, num_blocks - 7, num_blocks // 2, num_blocks - 2]
-    batch = InputBatch.build([row(prompt, 0, table)], 8, num_blocks - 1, CPU).decoder_input
+    batch = InputBatch.build([row(prompt, 0, table)], 8, num_blocks - 1).decoder_input(CPU)
     batch = dataclasses.replace(batch, logit_indices=torch.arange(40))
     found = model.decoder.forward(batch, [(layer[0], layer[1]) for layer in memory])
     assert torch.equal(found, model.run([prompt], one_by_one([prompt]))[0])
@@ -335,7 +335,7 @@ def test_blocks_beyond_two_gib(kv_dtype):
 
 def test_no_sampled_token_gives_no_logits():
     model = Model(model_config("llama"), FLOAT32)
-    batch = InputBatch.build([row([1, 2, 3], 0, model.table(3))], 16, NUM_BLOCKS, CPU).decoder_input
+    batch = InputBatch.build([row([1, 2, 3], 0, model.table(3))], 16, NUM_BLOCKS).decoder_input(CPU)
     assert model.decoder.forward(batch, model.cache.layers).shape == (0, VOCAB_SIZE)
 
 

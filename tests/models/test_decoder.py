@@ -40,8 +40,8 @@ class Model:
 
     def step(self, *rows):
         """Logits of the rows that are sampled."""
-        batch = InputBatch.build(rows, BLOCK_SIZE, NUM_BLOCKS, CPU)
-        return self.decoder.forward(batch.decoder_input, self.cache.layers)
+        batch = InputBatch.build(rows, BLOCK_SIZE, NUM_BLOCKS)
+        return self.decoder.forward(batch.decoder_input(CPU), self.cache.layers)
 
     def check(self, logits, position):
         assert (logits - self.expected[position]).abs().max() < TOLERANCE

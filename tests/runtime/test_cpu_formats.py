@@ -49,8 +49,10 @@ def build(model_dir: Path, **changes: object) -> ModelRunner:
 def step(runner: ModelRunner, tokens: list[int], start: int = 0, table: list[int] = TABLE) -> Tensor:
     """Logits [tokens, vocab_size]."""
     row = ScheduledSequence(0, tokens, start, table, sampling=None)
-    batch = InputBatch.build([row], runner.cache.block_size, runner.cache.num_blocks, runner.decoder.device)
-    everything = dataclasses.replace(batch.decoder_input, logit_indices=torch.arange(len(tokens)))
+    batch = InputBatch.build([row], runner.cache.block_size, runner.cache.num_blocks)
+    everything = dataclasses.replace(
+        batch.decoder_input(runner.decoder.device), logit_indices=torch.arange(len(tokens))
+    )
     return runner.decoder.forward(everything, runner.cache.layers)
 
 
@@ -200,10 +202,10 @@ def test_a_head_of_another_size_is_named(tmp_path, caplog):
         ({"kernels": "cpu", "dtype": "float16"}, "kernels: cpu .* dtype must be float32, not float16"),
         ({"weight_quantization": "int8", "block_size": 12}, "weight_quantization: int8 .* block_size must be .* 8"),
         ({"weight_quantization": "int8", "dtype": "bfloat16"}, "weight_quantization: int8 .* dtype must be float32"),
-        ({"weight_quantization": "int8", "kernels": "torch"}, "weight_quantization: int8 .* kernels is torch"),
+        ({"weight_quantization": "int8", "kernels": "torch"}, "weight_quantization: int8 .* must be none, not int8"),
         ({"weight_quantization": "int4", "dtype": "bfloat16"}, "weight_quantization: int4 .* dtype must be float32"),
         ({"kv_cache_dtype": "float16"}, "kv_cache_dtype: float16 .* must be one of float32, bfloat16, int8"),
-        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype: int8 .* kernels is torch"),
+        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype: int8 .* must be float32, not int8"),
         ({"kv_cache_dtype": "int8", "block_size": 12}, "kv_cache_dtype: int8 .* block_size must be a multiple of 8"),
         ({"kv_cache_dtype": "float32", "dtype": "bfloat16"}, "kv_cache_dtype: float32 beside dtype: bfloat16 "),
     ],

@@ -20,7 +20,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -46,6 +46,16 @@ class AttentionRow:
     block_table: Sequence[int]
 
 
+class AttentionShape(NamedTuple):
+    """What is the same for all layers of a model. sliding_window: None is all positions before; soft_cap: 0 is none."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+    soft_cap: float = 0.0
+
+
 class AttentionPlan(Protocol):
     """One step's attention, ready to be computed for one layer after the other."""
 
@@ -62,10 +72,14 @@ class _Tile:
     key_end: int
 
 
-def plan_attention(
-    rows: Sequence[AttentionRow], k_cache: Tensor, num_heads: int, sliding_window: int | None
-) -> AttentionPlan:
-    """Plans for caches of the shape, dtype and device of `k_cache`; the rows' tokens cover the batch without a gap."""
+def plan_attention(rows: Sequence[AttentionRow], k_cache: Tensor, shape: AttentionShape) -> AttentionPlan:
+    """Plans for caches of the shape, dtype and device of `k_cache`; the rows' tokens cover the batch without a gap.
+
+    Raises ValueError for a soft cap, which torch's operators do not know.
+    """
+    if shape.soft_cap:
+        raise ValueError("soft_cap must be 0 with torch's operators")
+    sliding_window = shape.sliding_window
     block_size = k_cache.shape[1]
     # torch's sampled product knows float32 and float64, and only its CPU kernel takes the pattern in place
     is_sparse = k_cache.device.type == "cpu" and k_cache.dtype == torch.float32
@@ -78,7 +92,7 @@ def plan_attention(
         else:
             gathered.append(_GatheredRow.build(row.block_table, tiles, block_size, k_cache.device))
     mask = _build_mask([tile for row in gathered for tile in row.tiles], sliding_window, k_cache)
-    single_queries = _SingleQueries.build(singles, k_cache, num_heads) if singles else None
+    single_queries = _SingleQueries.build(singles, k_cache, shape.num_heads) if singles else None
     return TorchAttentionPlan(single_queries, tuple(gathered), mask)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noria.kernels.linear import Linear
 from noria.kernels.ops import KernelSet
-from noria.kernels.paged_attention import AttentionPlan, AttentionRow
+from noria.kernels.paged_attention import AttentionPlan, AttentionRow, AttentionShape
 from noria.kernels.rope_kv_write import Rotation
 from noria.models.model_config import ModelConfig
 from noria.models.weight_packer import LayerWeights, WeightPacker
@@ -58,6 +58,15 @@ class Decoder:
         weights.clear()
 
     @property
+    def attention_shape(self) -> AttentionShape:
+        config = self.config
+        return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.sliding_window)
+
+    @property
+    def is_deterministic(self) -> bool:
+        return self._kernels.is_deterministic
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
@@ -71,17 +80,27 @@ class Decoder:
 
         kv_layers: of each layer the key and the value cache, [blocks, block_size, num_kv_heads, head_dim].
         """
-        config, kernels = self.config, self._kernels
+        plan = self._kernels.plan_attention(batch.rows, kv_layers[0][0], self.attention_shape)
+        return self.run(batch, plan, kv_layers)
+
+    @torch.inference_mode()
+    def run(self, batch: DecoderInput, plan: AttentionPlan, kv_layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """`forward` with the attention planned already; the rows of `batch` are not read, only its tensors."""
+        kernels, eps = self._kernels, self.config.rms_norm_eps
         turn = kernels.rotation(batch.positions, self._inv_freq, self.dtype)
-        plan = kernels.plan_attention(batch.rows, kv_layers[0][0], config.num_heads, config.sliding_window)
         x = self._embedding[batch.token_ids]
+        # what the layer before adds to x is added where x is read next
+        delta: Tensor | None = None
+
+        def normed(weight: Tensor) -> Tensor:
+            return kernels.rms_norm(x, weight, eps) if delta is None else kernels.add_rms_norm(x, delta, weight, eps)
+
         for layer, (k_cache, v_cache) in zip(self._layers, kv_layers, strict=True):
-            normed = kernels.rms_norm(x, layer.attention_norm, config.rms_norm_eps)
-            x += self._attention(layer, normed, turn, plan, batch.slot_mapping, k_cache, v_cache)
-            normed = kernels.rms_norm(x, layer.mlp_norm, config.rms_norm_eps)
-            x += layer.down(kernels.swiglu(layer.gate_up(normed)))
-        last = kernels.rms_norm(x[batch.logit_indices], self._norm, config.rms_norm_eps)
-        return self._head(last).float()
+            delta = self._attention(layer, normed(layer.attention_norm), turn, plan, batch, k_cache, v_cache)
+            delta = layer.down(kernels.swiglu(layer.gate_up(normed(layer.mlp_norm))))
+        assert delta is not None, "a model has at least one layer"
+        x, delta = x[batch.logit_indices], delta[batch.logit_indices]
+        return self._head(normed(self._norm)).float()
 
     def _attention(
         self,
@@ -89,7 +108,7 @@ class Decoder:
         x: Tensor,
         turn: Rotation,
         plan: AttentionPlan,
-        slot_mapping: Tensor,
+        batch: DecoderInput,
         k_cache: Tensor,
         v_cache: Tensor,
     ) -> Tensor:
@@ -98,5 +117,5 @@ class Decoder:
         qk, v = qkv.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         if layer.qk_norm is not None:
             qk = self._kernels.rms_norm(qk, layer.qk_norm, self.config.rms_norm_eps)
-        q = self._kernels.rope_kv_write(qk, v, turn, k_cache, v_cache, slot_mapping)
+        q = self._kernels.rope_kv_write(qk, v, turn, k_cache, v_cache, batch.slot_mapping)
         return layer.attention_output(plan.attend(q, k_cache, v_cache).flatten(1))

@@ -10,24 +10,25 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.kernels.cpu_library import KV_FORMATS, load_library
-from noria.kernels.ops import torch_kernels
-from noria.models.cpu_decoder import CpuDecoder, CpuFormat
+from noria.kernels.ops import torch_kernels, triton_kernels
+from noria.kernels.quantised_linear import QuantisationErrors
+from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder
 from noria.models.model_config import ModelConfig, load_model_config
 from noria.models.safetensors_loader import load_weights
+from noria.runtime.dtypes import DTYPES, kv_dtype
+from noria.runtime.kernel_choice import choose_kernels, cpu_format
 from noria.runtime.kv_cache import GIB, KVCache, bytes_per_block
 from noria.runtime.model_runner import ModelRunner
 from noria.runtime.sampling import sample
-from noria.runtime.swap import HostKVCache
+from noria.runtime.swap import HostKVCache, apply_block_copies, apply_staged_copies
+from noria.runtime.triton_sampling import TritonSampler
 
 log = logging.getLogger(__name__)
-
-# bfloat16 and float16 work on a CPU too and halve the memory, but are slower there than float32 without AMX or AVX-512
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
@@ -36,79 +37,60 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
     Sets torch's number of compute threads for the whole process, to 1 beside the compiled kernels. Raises ConfigError.
     """
     device = _pick_device(engine_config.device)
-    dtype = _DTYPES[engine_config.dtype]
+    dtype = DTYPES[engine_config.dtype]
     num_threads = engine_config.num_threads or len(os.sched_getaffinity(0))
     model_config = load_model_config(model_dir)
-    cpu_format = _pick_cpu_format(engine_config, model_config, device)
+    kernels = choose_kernels(engine_config, model_config, device)
     # beside the compiled kernels' own threads torch's would wait for work in a loop, on the same cores
-    torch.set_num_threads(1 if cpu_format else num_threads)
+    torch.set_num_threads(1 if kernels == "cpu" else num_threads)
     number = kv_dtype(engine_config)
     num_blocks = _num_blocks(engine_config, model_config, number)
     num_host_blocks = _num_host_blocks(engine_config, model_config, number)
     weights = load_weights(model_dir, model_config, dtype, device)
     try:
-        decoder = (
-            CpuDecoder(model_config, weights, cpu_format, num_threads)
-            if cpu_format
-            else Decoder(model_config, weights, torch_kernels())
-        )
+        decoder = _build_decoder(kernels, engine_config, model_config, weights, num_threads)
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"model: {device} does not have the memory for the weights in {dtype}: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     cache = KVCache(model_config, num_blocks, engine_config.block_size, number, device)
-    return ModelRunner(decoder, cache, sample, HostKVCache(cache, num_host_blocks) if num_host_blocks else None)
-
-
-def _pick_cpu_format(engine_config: EngineConfig, model_config: ModelConfig, device: torch.device) -> CpuFormat | None:
-    """What the compiled CPU kernels are to compute; None for torch's operators. Logged once.
-
-    Raises ConfigError where the configuration asks for what only the compiled kernels do, and they cannot run.
-    """
-    cpu_format = CpuFormat(
-        weights="float32" if engine_config.weight_quantization == "none" else engine_config.weight_quantization,
-        kv_dtype=engine_config.kv_dtype_name,
-        block_size=engine_config.block_size,
+    return ModelRunner(
+        decoder,
+        cache,
+        TritonSampler() if kernels == "triton" else sample,
+        HostKVCache(cache, num_host_blocks) if num_host_blocks else None,
+        # recorded when it is warmed up
+        has_cuda_graphs=kernels == "triton" and device.type == "cuda" and engine_config.cuda_graphs,
+        apply_copies=apply_staged_copies if kernels == "triton" else apply_block_copies,
     )
-    reason = _why_not_cpu_kernels(engine_config, model_config, device, cpu_format)
-    if not reason:
+
+
+def _build_decoder(
+    kernels: str, engine_config: EngineConfig, model_config: ModelConfig, weights: dict[str, Tensor], num_threads: int
+) -> Decoder | CpuDecoder:
+    """kernels: of FAMILIES. Logs once which they are, and in which formats they compute."""
+    if kernels == "cpu":
+        cpu = cpu_format(engine_config)
         log.info(
-            "kernels: the compiled CPU kernels; weights %s, of the head %s; KV %s",
-            cpu_format.weights,
-            cpu_format.head,
-            cpu_format.kv_dtype,
+            "kernels: the compiled CPU kernels; weights %s, of the head %s; KV %s", cpu.weights, cpu.head, cpu.kv_dtype
         )
-        return cpu_format
-    if wanted := engine_config.cpu_kernels_setting:
-        raise ConfigError(f"{wanted} needs the compiled CPU kernels, but {reason}")
-    if device.type == "cpu" and engine_config.kernels == "auto":
-        log.warning("kernels: torch's operators, several times slower than the compiled CPU kernels: %s", reason)
-    else:
+        return CpuDecoder(model_config, weights, cpu, num_threads)
+    if kernels == "torch":
         log.info("kernels: torch's operators")
-    return None
-
-
-def _why_not_cpu_kernels(
-    engine_config: EngineConfig, model_config: ModelConfig, device: torch.device, cpu_format: CpuFormat
-) -> str:
-    """Empty where they can run."""
-    if reason := engine_config.torch_kernels_setting:
-        return reason
-    if device.type != "cpu":
-        return f"device is {device.type}"
-    if cpu_format.kv_dtype not in KV_FORMATS:
-        return f"kv_cache_dtype must be one of {', '.join(KV_FORMATS)}, not {cpu_format.kv_dtype}"
-    try:
-        cpu_format.check(model_config)
-        load_library()
-    except (ValueError, RuntimeError) as error:
-        return str(error)
-    return ""
-
-
-def kv_dtype(engine_config: EngineConfig) -> torch.dtype:
-    """Of the numbers in the KV cache."""
-    return _DTYPES[engine_config.kv_dtype_name]
+        return Decoder(model_config, weights, torch_kernels())
+    quantization, is_deterministic = engine_config.weight_quantization, engine_config.deterministic
+    log.info(
+        "kernels: the Triton kernels; weights %s; KV %s%s",
+        engine_config.dtype if quantization == "none" else quantization,
+        engine_config.kv_dtype_name,
+        "; deterministic" if is_deterministic else "",
+    )
+    errors = QuantisationErrors(quantization)
+    kernel_set = triton_kernels(DTYPES[engine_config.dtype], quantization, is_deterministic, errors)
+    decoder = Decoder(model_config, weights, kernel_set)
+    if quantization != "none":
+        log.info("kernels: %s", errors)
+    return decoder
 
 
 def _pick_device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""InputBatch: the scheduler's rows as the tensors that one forward pass and the sampler read.
+"""InputBatch: the scheduler's rows as the arrays that one forward pass and the sampler read.
 
 Knows nothing of the model beyond the cache's block size, and decides nothing.
 """
@@ -8,27 +8,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from noria.kernels.paged_attention import AttentionRow
+from noria.kernels.upload import upload
 from noria.models.decoder import DecoderInput
 from noria.scheduler_output import SamplingInput, ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """decoder_input: all rows' tokens, one row after the other.
+    """All rows' tokens, one row after the other, on the host.
+
+    token_ids, positions, slots [tokens], logit_indices [rows that are sampled]: int64; see DecoderInput.
     sampled_request_ids, sampling_inputs: the rows whose next token is drawn, in the order of their logits.
     """
 
-    decoder_input: DecoderInput
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    logit_indices: NDArray[np.int64]
+    rows: tuple[AttentionRow, ...]
     sampled_request_ids: tuple[int, ...]
     sampling_inputs: tuple[SamplingInput, ...]
 
     @classmethod
-    def build(
-        cls, rows: Sequence[ScheduledSequence], block_size: int, num_blocks: int, device: torch.device
-    ) -> InputBatch:
+    def build(cls, rows: Sequence[ScheduledSequence], block_size: int, num_blocks: int) -> InputBatch:
         """num_blocks: of the pool; the slot after its last is where padding rows write."""
         token_ids: list[int] = []
         positions: list[int] = []
@@ -46,21 +53,21 @@ class InputBatch:
                 slots.extend(row.block_table[p // block_size] * block_size + p % block_size for p in row_positions)
             if row.sampling is not None:
                 sampled.append((row.request_id, len(token_ids) - 1, row.sampling))
-
-        def tensor(values: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
-
         return cls(
-            DecoderInput(
-                token_ids=tensor(token_ids),
-                positions=tensor(positions),
-                slot_mapping=tensor(slots),
-                rows=tuple(attention_rows),
-                logit_indices=tensor([index for _, index, _ in sampled]),
-            ),
+            token_ids=np.array(token_ids, dtype=np.int64),
+            positions=np.array(positions, dtype=np.int64),
+            slots=np.array(slots, dtype=np.int64),
+            logit_indices=np.array([index for _, index, _ in sampled], dtype=np.int64),
+            rows=tuple(attention_rows),
             sampled_request_ids=tuple(request_id for request_id, _, _ in sampled),
             sampling_inputs=tuple(sampling for _, _, sampling in sampled),
         )
+
+    def decoder_input(self, device: torch.device) -> DecoderInput:
+        """On the device, by one copy."""
+        tensors = upload((self.token_ids, self.positions, self.slots, self.logit_indices), device)
+        token_ids, positions, slot_mapping, logit_indices = tensors
+        return DecoderInput(token_ids, positions, slot_mapping, self.rows, logit_indices)
 
 
 def _attention_row(row: ScheduledSequence, query_start: int) -> AttentionRow:

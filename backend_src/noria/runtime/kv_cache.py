@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from noria.errors import ConfigError
+from noria.kernels.kv_format import SCALE_BYTES, is_quantised
 from noria.models.model_config import ModelConfig
 
 GIB = 2**30
-_SCALE_BYTES = 4
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -20,14 +20,14 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) ->
 
 
 def _block_shape(config: ModelConfig, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Of one layer's keys, or values. In int8 a float32 scale for each token and head is among the bytes."""
-    if dtype == torch.int8:
-        return (block_size * config.num_kv_heads * (config.head_dim + _SCALE_BYTES),)
+    """Of one layer's keys, or values. In one byte a number a float32 scale for each token and head is among them."""
+    if is_quantised(dtype):
+        return (block_size * config.num_kv_heads * (config.head_dim + SCALE_BYTES),)
     return block_size, config.num_kv_heads, config.head_dim
 
 
 class KVCache:
-    """memory: [num_layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim], keys before values; in int8
+    """memory: [num_layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim], keys before values; in int8 or fp8
     [num_layers, 2, num_blocks + 1, bytes of a block]. How the numbers lie within a block is the kernels' own affair.
 
     layers[i]: keys and values of layer i, views of it, each [num_blocks + 1, ...].

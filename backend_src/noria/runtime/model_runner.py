@@ -13,9 +13,10 @@ from torch import Tensor
 
 from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder
+from noria.runtime.cuda_graphs import DecodeGraphs, record_graphs
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache
-from noria.runtime.swap import HostKVCache, apply_block_copies
+from noria.runtime.swap import ApplyCopies, HostKVCache, apply_block_copies
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import (
     RowFailure,
@@ -36,12 +37,22 @@ class ModelRunner:
     """One model, its cache, and the sampler. host_cache: where blocks are swapped out to; None where none ever are."""
 
     def __init__(
-        self, decoder: Decoder | CpuDecoder, cache: KVCache, sampler: Sampler, host_cache: HostKVCache | None = None
+        self,
+        decoder: Decoder | CpuDecoder,
+        cache: KVCache,
+        sampler: Sampler,
+        host_cache: HostKVCache | None = None,
+        has_cuda_graphs: bool = False,
+        apply_copies: ApplyCopies = apply_block_copies,
     ) -> None:
+        """has_cuda_graphs: `warm_up` records decodes, which are replayed from then on."""
         self.decoder = decoder
         self.cache = cache
         self.host_cache = host_cache
+        self.graphs: DecodeGraphs | None = None
         self._sampler = sampler
+        self._has_cuda_graphs = has_cuda_graphs
+        self._apply_copies = apply_copies
 
     @property
     def num_host_blocks(self) -> int:
@@ -56,11 +67,13 @@ class ModelRunner:
         """
         if output.block_copies:
             assert self.host_cache is not None, "the scheduler swaps, but there is no host pool"
-            apply_block_copies(self.cache, self.host_cache, output.block_copies)
+            self._apply_copies(self.cache, self.host_cache, output.block_copies)
         if not output.rows:
             return {}
-        batch = InputBatch.build(output.rows, self.cache.block_size, self.cache.num_blocks, self.decoder.device)
-        logits = self.decoder.forward(batch.decoder_input, self.cache.layers)
+        batch = InputBatch.build(output.rows, self.cache.block_size, self.cache.num_blocks)
+        logits = None if self.graphs is None else self.graphs.forward(batch)
+        if logits is None:
+            logits = self.decoder.forward(batch.decoder_input(self.decoder.device), self.cache.layers)
         if not batch.sampling_inputs:
             return {}
         return dict(zip(batch.sampled_request_ids, self._sampler(logits, batch.sampling_inputs), strict=True))
@@ -77,8 +90,12 @@ class ModelRunner:
         if self.decoder.device.type == "cpu":
             longest = min(longest, MAX_WARM_UP_TOKENS_ON_CPU)
         self.execute(SchedulerOutput(step=0, rows=(self._warm_up_row(0, longest),)))
-        rows = tuple(self._warm_up_row(index, 1) for index in range(max_num_rows))
-        self.execute(SchedulerOutput(step=0, rows=rows))
+        for num_rows in _sizes_to_warm_up(max_num_rows, self.decoder.device):
+            rows = tuple(self._warm_up_row(index, 1) for index in range(num_rows))
+            self.execute(SchedulerOutput(step=0, rows=rows))
+        if self._has_cuda_graphs:
+            assert isinstance(self.decoder, Decoder), "the compiled CPU kernels have no graphs"
+            self.graphs = record_graphs(self.decoder, self.cache, max_num_rows)
 
     def _warm_up_row(self, request_id: int, num_tokens: int) -> ScheduledSequence:
         sampling = SamplingInput(SamplingParams(temperature=1.0), seed=0, position=num_tokens)
@@ -89,3 +106,9 @@ class ModelRunner:
             block_table=range(-(-num_tokens // self.cache.block_size)),
             sampling=sampling,
         )
+
+
+def _sizes_to_warm_up(max_num_rows: int, device: torch.device) -> list[int]:
+    """On a GPU every power of two: Triton compiles the decode kernel for each, and would do so while serving."""
+    sizes = [2**exponent for exponent in range(max_num_rows.bit_length())] if device.type == "cuda" else []
+    return [*(size for size in sizes if size < max_num_rows), max_num_rows]

@@ -29,8 +29,10 @@ WEIGHT_BITS = 40
 ID_BITS = 22
 # torch gives 2^15 elements or more to several threads, and to wake those takes longer than the work on one row
 CPU_SLICE = 2**14
+# a division by the smallest temperature leaves 0 at the peak and -inf elsewhere
+MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
+NOTHING_TO_DRAW = "the logits hold NaN or +inf, or leave no token to draw"
 _BLOCK = 128
-_MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
 _MASK64 = 2**64 - 1
 _FAILED = -1
 
@@ -63,7 +65,7 @@ def _groups(inputs: Sequence[SamplingInput], is_cuda: bool) -> list[list[int]]:
 
     On the CPU a row at a time stays in the processor's cache; on a GPU only rows with top_p are to pay for the sorting.
     """
-    rows = [row for row, item in enumerate(inputs) if not _is_greedy(item.params)]
+    rows = [row for row, item in enumerate(inputs) if not is_greedy(item.params)]
     if not is_cuda:
         return [[row] for row in rows]
     with_top_p = [row for row in rows if inputs[row].params.top_p < 1]
@@ -135,7 +137,7 @@ def token_weights(scores: Tensor, peak: Tensor, params: Sequence[SamplingParams]
     top_p (the fewest that reach it; of equals the lowest ids), min_p.
     """
     weights = _exponentials(scores, peak, params)
-    if any(_has_top_k(item, scores.shape[-1]) for item in params):
+    if any(has_top_k(item, scores.shape[-1]) for item in params):
         weights.masked_fill_(scores < _kth_largest(scores, params), 0)
     total = weights.sum(-1, keepdim=True)
     return _filter(weights, total, _least_weight(total, scores.shape[-1], params), params)
@@ -145,7 +147,7 @@ def _narrowed_weights(scores: Tensor, peak: Tensor, params: Sequence[SamplingPar
     """`token_weights` of one row [1, V], less tokens that are surely out: [1, C], and their ids [C], None for all."""
     ids = None
     vocab_size = scores.shape[-1]
-    if _has_top_k(params[0], vocab_size):
+    if has_top_k(params[0], vocab_size):
         # not `>=`: a row with NaN must keep something
         ids = (scores < _kth_largest(scores, params)).logical_not_()[0].nonzero().squeeze(-1)
         scores = scores[:, ids]
@@ -162,8 +164,7 @@ def _exponentials(scores: Tensor, peak: Tensor, params: Sequence[SamplingParams]
     """[R, V] int64: the weights before any filter."""
     if scores.shape[-1] > 2**ID_BITS:
         raise ValueError(f"a vocabulary has at most {2**ID_BITS} tokens, not {scores.shape[-1]}")
-    # a division by the smallest temperature leaves 0 at the peak and -inf elsewhere
-    temperature = _column([max(item.temperature, _MIN_TEMPERATURE) for item in params], scores).float()
+    temperature = _column([max(item.temperature, MIN_TEMPERATURE) for item in params], scores).float()
     weights = torch.empty_like(scores, dtype=torch.int64)
     size = scores.shape[-1] if scores.is_cuda else CPU_SLICE
     for part, out in zip(scores.split(size, -1), weights.split(size, -1), strict=True):
@@ -174,7 +175,7 @@ def _exponentials(scores: Tensor, peak: Tensor, params: Sequence[SamplingParams]
 
 def _kth_largest(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """[R, 1]: each row's top_k-th largest score; -inf where top_k keeps all."""
-    ks = [item.top_k if _has_top_k(item, scores.shape[-1]) else 0 for item in params]
+    ks = [item.top_k if has_top_k(item, scores.shape[-1]) else 0 for item in params]
     k = torch.tensor(ks, device=scores.device).unsqueeze(-1)
     largest = scores.topk(max(ks), dim=-1).values
     return torch.where(k > 0, largest.gather(-1, (k - 1).clamp(min=0)), -torch.inf)
@@ -231,7 +232,7 @@ def splitmix64(state: int, step: int) -> int:
 def _result(logits: Tensor, token_id: int, num_logprobs: int | None) -> SampledToken | RowFailure:
     """The outcome of one row, with log-probabilities of its raw logits [V] if they are asked for."""
     if token_id == _FAILED:
-        return RowFailure("the logits hold NaN or +inf, or leave no token to draw")
+        return RowFailure(NOTHING_TO_DRAW)
     if num_logprobs is None:
         return SampledToken(token_id)
     top_ids = _likeliest(logits, num_logprobs)
@@ -251,11 +252,11 @@ def _likeliest(logits: Tensor, count: int) -> list[int]:
     return ids[order[:count]].tolist()
 
 
-def _is_greedy(params: SamplingParams) -> bool:
+def is_greedy(params: SamplingParams) -> bool:
     return params.is_greedy or params.top_k == 1
 
 
-def _has_top_k(params: SamplingParams, vocab_size: int) -> bool:
+def has_top_k(params: SamplingParams, vocab_size: int) -> bool:
     return 0 < params.top_k < vocab_size
 
 

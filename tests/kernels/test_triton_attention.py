@@ -1,0 +1,462 @@
+"""Paged attention in the Triton language, in the interpreter, against a plain float64 loop.
+
+Unused slots of a cache, out and workspace hold NaN, which must not leak. Not in bfloat16: the interpreter computes its
+products wrongly.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from noria.kernels import paged_decode as paged_decode_module
+from noria.kernels.attention_tiles import HEAD_DIMS, MAX_GROUP, SPLIT_KEYS, check_supported
+from noria.kernels.kv_format import SCALE_BYTES, quantised
+from noria.kernels.paged_attention import AttentionRow, AttentionShape, plan_attention
+from noria.kernels.paged_decode import DecodeRows, paged_decode, paged_decode_reference
+from noria.kernels.paged_prefill import paged_prefill, paged_prefill_reference, queries_per_tile
+from noria.kernels.split_states import empty_workspace
+from noria.kernels.triton_attention import decode_rows
+from noria.kernels.upload import ALIGNMENT, upload
+from support.quick_interpreter import quick_interpreter  # noqa: F401
+from support.triton_attention import CPU, Case, Row, ordered_dot  # noqa: F401
+
+# of a few roundings; in 16 bits the weights are rounded, too
+TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+QUANTISED = pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+DETERMINISTIC = pytest.mark.parametrize("is_deterministic", [False, True], ids=["ordinary", "deterministic"])
+PAGE = 16
+# keys that a decode sees, its own among them
+LENGTHS = [1, PAGE - 1, PAGE, PAGE + 1, SPLIT_KEYS - 1, SPLIT_KEYS, SPLIT_KEYS + 1, 5 * SPLIT_KEYS + 60]
+DECODES = [Row(0, is_padding=True), *(Row(length - 1, seed=length) for length in LENGTHS)]
+CHUNKS = [
+    *(
+        Row(cached, queries, seed=cached)
+        for cached, queries in [(0, 2), (1, PAGE - 1), (15, PAGE), (16, PAGE + 1), (17, 3)]
+    ),
+    *(Row(cached, queries, seed=cached) for cached, queries in [(SPLIT_KEYS - 2, 4), (SPLIT_KEYS, 2), (0, 48)]),
+]
+PADDING = [
+    Row(0, is_padding=True),
+    Row(0, 3, is_padding=True),
+    Row(9, is_padding=True, seed=1),
+    Row(20, 7, is_padding=True, seed=2),
+]
+MIXED = [
+    Row(13, seed=1),
+    Row(0, 7, seed=2),
+    PADDING[3],
+    Row(0, seed=3),
+    Row(5, 2, seed=4),
+    PADDING[1],
+    Row(270, seed=5),
+]
+pytestmark = [
+    # of the interpreter, about a loop whose bounds are tensors
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"),
+]
+
+
+def check(case, actual):
+    assert actual.shape == case.q.shape
+    assert actual.dtype == case.dtype
+    tolerance = TOLERANCES[case.dtype]
+    torch.testing.assert_close(actual.double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+@DETERMINISTIC
+def test_decodes_around_edges_of_pages_and_splits(is_deterministic, dtype):
+    case = Case(DECODES, dtype, num_heads=3, num_kv_heads=1)
+    check(case, case.attend(is_deterministic))
+
+
+@DTYPES
+@DETERMINISTIC
+def test_chunks_around_edges_of_pages_and_splits(is_deterministic, dtype):
+    case = Case(CHUNKS, dtype, num_heads=3, num_kv_heads=1)
+    check(case, case.attend(is_deterministic))
+
+
+@DTYPES
+def test_each_kernel_computes_any_row(dtype):
+    case = Case(MIXED, dtype, num_heads=3, num_kv_heads=1)
+    check(case, case.decode())
+    check(case, case.prefill())
+
+
+@DTYPES
+@DETERMINISTIC
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_chunks_decodes_and_padding_in_one_step(block_size, is_deterministic, dtype):
+    case = Case(MIXED, dtype, block_size=block_size)
+    check(case, case.attend(is_deterministic))
+
+
+GROUPS = [(3, 3), (2, 1), (9, 3), (10, 2), (7, 1), (16, 1)]
+HEADS_AND_ROWS = [Row(40, seed=1), Row(16, 5, seed=2)]
+
+
+@DTYPES
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), GROUPS)
+def test_groups(num_heads, num_kv_heads, dtype):
+    case = Case(HEADS_AND_ROWS, dtype, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check(case, case.attend())
+
+
+@DTYPES
+@DETERMINISTIC
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_head_sizes(head_dim, is_deterministic, dtype):
+    case = Case(HEADS_AND_ROWS, dtype, head_dim=head_dim)
+    check(case, case.attend(is_deterministic))
+
+
+@DTYPES
+@QUANTISED
+@DETERMINISTIC
+def test_quantised_caches(is_deterministic, kv_dtype, dtype):
+    case = Case([*MIXED, Row(SPLIT_KEYS, 2, seed=6)], dtype, kv_dtype)
+    check(case, case.attend(is_deterministic))
+
+
+@pytest.mark.slow
+@DTYPES
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), GROUPS)
+def test_all_shapes(num_heads, num_kv_heads, head_dim, kv_dtype, dtype):
+    case = Case(
+        HEADS_AND_ROWS,
+        dtype,
+        kv_dtype,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        # each of them somewhere
+        block_size=16 << (num_heads + HEAD_DIMS.index(head_dim)) % 4,
+    )
+    for is_deterministic in (False, True):
+        check(case, case.attend(is_deterministic))
+
+
+WINDOWED = [Row(530, seed=1), Row(SPLIT_KEYS + 1, seed=2), Row(270, 4, seed=3), Row(3, 30, seed=4), *PADDING]
+
+
+@DTYPES
+@DETERMINISTIC
+@pytest.mark.parametrize("window", [1, PAGE + 1, SPLIT_KEYS, SPLIT_KEYS + 40])
+def test_sliding_window(window, is_deterministic, dtype):
+    case = Case(WINDOWED, dtype, num_heads=3, num_kv_heads=1, window=window)
+    check(case, case.attend(is_deterministic))
+
+
+@DTYPES
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.5, None), (30.0, None), (5.0, 20)])
+def test_soft_cap(soft_cap, window, kv_dtype, dtype):
+    case = Case(MIXED, dtype, kv_dtype, soft_cap=soft_cap, window=window)
+    check(case, case.attend())
+
+
+# exp2 of scores beside a soft cap does, to the infinity that tanh's formula expects
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
+@pytest.mark.parametrize("soft_cap", [0.0, 30.0])
+def test_large_scores_do_not_overflow(soft_cap):
+    case = Case([Row(40, seed=1), Row(3, 6, seed=2)], soft_cap=soft_cap)
+    case.q *= 1e4
+    # scores of 1e5, whose rounding in float32 is 1e-2
+    torch.testing.assert_close(case.attend().double(), case.expected(), rtol=1e-2, atol=1e-2)
+
+
+@DTYPES
+def test_padding_without_cached_tokens_is_zero_not_nan(dtype):
+    case = Case([Row(0, is_padding=True), Row(0, 4, is_padding=True)], dtype)
+    assert torch.equal(case.attend(), torch.zeros_like(case.q))
+    assert torch.equal(case.prefill(), torch.zeros_like(case.q))
+    assert torch.equal(case.decode(), torch.zeros_like(case.q))
+
+
+def test_a_row_of_nan_stays_alone():
+    case = Case([Row(300, seed=1), Row(9, seed=2), Row(2, 4, seed=3), Row(7, 3, seed=4)])
+    expected = case.attend()
+    case.q[[1, 3]] = torch.nan
+    actual = case.attend()
+    assert actual[[1, 3]].isnan().all()
+    others = [0, 2, 4, 5, 6, 7, 8]
+    assert torch.equal(actual[others], expected[others])
+
+
+def test_queries_that_lie_apart():
+    case = Case(MIXED)
+    expected = case.attend()
+    beside = torch.full((len(case.q), 11, 64), torch.nan)
+    beside[:, 2:8] = case.q
+    case.q = beside[:, 2:8]
+    assert torch.equal(case.attend(), expected)
+
+
+def test_only_tokens_of_rows_are_written():
+    case = Case(MIXED)
+    plan, expected = case.plan(), case.expected()
+    is_decode = torch.zeros(len(case.q), dtype=torch.bool)
+    is_decode[plan.decodes.query_indices.long()] = True
+    outs = case.empty_out(), case.empty_out()
+    caches = case.k_cache, case.v_cache
+    paged_decode(outs[0], case.q, *caches, plan.decodes, plan.workspace, case.shape.num_kv_heads)
+    paged_prefill(outs[1], case.q, *caches, plan.prefills, case.shape.num_kv_heads)
+    for out, is_written in zip(outs, (is_decode, ~is_decode), strict=True):
+        assert out[~is_written].isnan().all()
+        torch.testing.assert_close(out[is_written].double(), expected[is_written], rtol=3e-6, atol=3e-6)
+
+
+def test_a_plan_serves_many_layers():
+    case = Case(MIXED)
+    plan = case.plan()
+    first = plan.attend(case.q, case.k_cache, case.v_cache)
+    assert torch.equal(first, case.attend())
+    plan.attend(case.q * 50, case.k_cache * -3, case.v_cache)
+    assert torch.equal(plan.attend(case.q, case.k_cache, case.v_cache), first)
+
+
+@pytest.mark.parametrize("rows", [DECODES[:3], [], CHUNKS[:2]], ids=["decodes", "nothing", "chunks"])
+def test_steps_of_one_kind(rows):
+    # a step without rows has queries and out of no tokens
+    case = Case(rows or DECODES[:1])
+    if not rows:
+        case.rows, case.q = [], case.q[:0]
+    plan = case.plan()
+    assert (plan.decodes is None) == (not rows or rows == CHUNKS[:2])
+    assert (plan.prefills is None) == (rows != CHUNKS[:2])
+    check(case, plan.attend(case.q, case.k_cache, case.v_cache))
+
+
+@DTYPES
+def test_agrees_with_torch_operators(dtype):
+    case = Case(MIXED, dtype, window=100)
+    plan = plan_attention(case.rows, case.k_cache, case.shape)
+    tolerance = TOLERANCES[dtype]
+    actual = plan.attend(case.q, case.k_cache, case.v_cache)
+    torch.testing.assert_close(case.attend(), actual, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, 0.0), (20, 5.0)])
+def test_references(window, soft_cap, kv_dtype):
+    case = Case(MIXED, torch.float32, kv_dtype, window=window, soft_cap=soft_cap)
+    plan, caches, expected = case.plan(), (case.k_cache, case.v_cache), case.expected()
+    q, num_kv_heads = case.q.double(), case.shape.num_kv_heads
+    decoded = paged_decode_reference(q, *caches, plan.decodes, num_kv_heads, soft_cap)
+    tokens = plan.decodes.query_indices.long()
+    torch.testing.assert_close(decoded, expected[tokens], rtol=1e-12, atol=1e-12)
+    prefilled = paged_prefill_reference(q, *caches, plan.prefills, num_kv_heads, window, soft_cap)
+    prefilled[tokens] = decoded
+    torch.testing.assert_close(prefilled, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8], ids=str)
+def test_blocks_that_lie_beyond_32_bits(kv_dtype):
+    """Of caches of several GiB, of which only the last blocks' memory is ever touched."""
+    small = Case([Row(40, seed=1), Row(20, 5, seed=2)], torch.float16, kv_dtype, num_kv_heads=1, num_heads=3)
+    block_numbers = small.k_cache[0].numel()
+    num_blocks = (2**31 + 2**28) // block_numbers
+    first = num_blocks - len(small.k_cache)
+    assert first * block_numbers > 2**31
+
+    def moved(cache):
+        large = torch.empty((num_blocks, *cache.shape[1:]), dtype=cache.dtype)
+        large[first:] = cache
+        return large
+
+    large = Case([Row(40, seed=1), Row(20, 5, seed=2)], torch.float16, kv_dtype, num_kv_heads=1, num_heads=3)
+    large.k_cache, large.v_cache = moved(small.k_cache), moved(small.v_cache)
+    large.rows = [
+        AttentionRow(*(getattr(row, name) for name in ROW_FIELDS), [first + block for block in row.block_table])
+        for row in small.rows
+    ]
+    assert torch.equal(large.decode(), small.decode())
+    assert torch.equal(large.prefill(), small.prefill())
+
+
+ROW_FIELDS = ("query_start", "num_queries", "first_position", "context_len")
+
+
+def token_slices(rows):
+    starts = np.cumsum([0, *(row.num_queries for row in rows)])
+    return {row: slice(start, start + row.num_queries) for row, start in zip(rows, starts, strict=False)}
+
+
+FRIENDS = [
+    Row(300, seed=1),
+    Row(PAGE - 1, seed=2),
+    Row(SPLIT_KEYS, 7, seed=3),
+    Row(2, 50, seed=4),
+    Row(9, is_padding=True),
+]
+
+
+@pytest.mark.usefixtures("ordered_dot")
+@pytest.mark.parametrize("kernel", [Case.decode, Case.prefill], ids=["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "window"),
+    [(torch.float32, None, None), (torch.float16, None, 100), (torch.float16, torch.int8, None)],
+    ids=str,
+)
+def test_a_row_does_not_change_with_its_batch_mates(dtype, kv_dtype, window, kernel):
+    rows = [row for row in FRIENDS if kernel is Case.prefill or row.num_queries == 1]
+
+    def attend(rows, block_order):
+        return kernel(Case(rows, dtype, kv_dtype, num_heads=3, num_kv_heads=1, window=window, block_order=block_order))
+
+    together, reordered = attend(rows, 0), attend(rows[::-1], 1)
+    for row in rows:
+        alone = attend([row], 2)
+        assert torch.equal(together[token_slices(rows)[row]], alone)
+        assert torch.equal(reordered[token_slices(rows[::-1])[row]], alone)
+
+
+def test_the_number_of_programs_does_not_change_a_decode(monkeypatch):
+    case = Case([Row(300, seed=1), Row(0, is_padding=True), Row(20, seed=2)], num_heads=4, num_kv_heads=2)
+    expected = case.decode()
+    for num_programs in (1, 5, 100):
+        monkeypatch.setattr(paged_decode_module, "num_programs", lambda device, count=num_programs: count)
+        assert torch.equal(case.decode(), expected)
+
+
+@pytest.mark.usefixtures("ordered_dot")
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "window", "soft_cap"),
+    [
+        (torch.float32, None, None, 0.0),
+        (torch.float32, None, 5, 0.0),
+        (torch.float16, None, 100, 5.0),
+        (torch.float16, torch.int8, None, 0.0),
+    ],
+    ids=str,
+)
+def test_deterministic_queries_have_the_same_bits_in_any_chunk_and_decoded(dtype, kv_dtype, window, soft_cap):
+    # a prompt across the edge between two splits
+    begin, end = SPLIT_KEYS - 4, SPLIT_KEYS + 3
+
+    def attend(chunks, kernel=Case.attend):
+        outs = []
+        position = begin
+        for num_queries in chunks:
+            rows = [Row(30, 3, seed=2), Row(position, num_queries, seed=1)]
+            case = Case(rows, dtype, kv_dtype, num_heads=3, num_kv_heads=1, window=window, soft_cap=soft_cap)
+            outs.append(kernel(case, True)[3:])
+            position += num_queries
+        assert position == end
+        return torch.cat(outs)
+
+    whole = attend([7])
+    assert not whole.isnan().any()
+    assert torch.equal(attend([7], Case.decode), whole)
+    assert torch.equal(attend([1, 6], Case.prefill), whole)
+    # of one query each to the decode kernel
+    assert torch.equal(attend([3, 1, 1, 2]), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ordered_dot")
+@pytest.mark.parametrize("head_dim", [80, 128, 256])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [(torch.float32, None), (torch.float16, torch.float8_e4m3fn)], ids=str)
+def test_deterministic_prompts_of_several_splits(dtype, kv_dtype, head_dim):
+    case = Case([Row(560, 40, seed=1)], dtype, kv_dtype, num_heads=5, num_kv_heads=1, head_dim=head_dim)
+    check(case, case.attend(True))
+    assert torch.equal(case.attend(True), case.decode(True))
+
+
+def test_rows_that_are_not_there_get_zeros():
+    case = Case([Row(300, seed=1), Row(3, seed=2), Row(9, seed=3), Row(2, seed=4)])
+    rows = DecodeRows(*upload(decode_rows(case.rows[:2], 4, None), CPU))
+    assert rows.context_lens.tolist() == [301, 4, 0, 0]
+    out = case.empty_out()
+    workspace = empty_workspace(int(rows.unit_starts[-1]), 6, 64, CPU)
+    paged_decode(out, case.q, case.k_cache, case.v_cache, rows, workspace, 2)
+    torch.testing.assert_close(out[:2].double(), case.expected()[:2], rtol=3e-6, atol=3e-6)
+    assert torch.equal(out[2:], torch.zeros_like(out[2:]))
+
+
+def test_splits_of_decodes():
+    lengths = [0, 1, SPLIT_KEYS, SPLIT_KEYS + 1, 3 * SPLIT_KEYS]
+    rows = [AttentionRow(i, 1, n - 1, n, range(-(-n // PAGE))) for i, n in enumerate(lengths)]
+    of_all = DecodeRows(*decode_rows(rows, 5, None))
+    assert of_all.unit_starts.tolist() == [0, 0, 1, 2, 4, 7]
+    assert of_all.first_keys.tolist() == [0] * 5
+    of_window = DecodeRows(*decode_rows(rows, 5, SPLIT_KEYS + 1))
+    # the last row sees the last key of its first split
+    assert of_window.first_keys.tolist() == [0, 0, 0, 0, 2 * SPLIT_KEYS - 1]
+    assert of_window.unit_starts.tolist() == [0, 0, 1, 2, 4, 6]
+    assert DecodeRows(*decode_rows(rows, 5, 1)).unit_starts.tolist() == [0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_a_tile_holds_a_whole_group(is_deterministic):
+    for head_dim in HEAD_DIMS:
+        shape = AttentionShape(num_heads=MAX_GROUP, num_kv_heads=1, head_dim=head_dim)
+        for dtype in (torch.float32, torch.bfloat16):
+            for kv_dtype in (dtype, torch.int8):
+                assert queries_per_tile(dtype, kv_dtype, shape, is_deterministic) >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"dtype": torch.float64, "kv_dtype": torch.float64}, "dtype must be one of"),
+        ({"kv_dtype": torch.float16}, "kv_cache_dtype must be torch.bfloat16, int8 or"),
+        ({"head_dim": 72}, "head_dim must be one of 64, 80"),
+        ({"group": 17}, "num_heads / num_kv_heads must be from 1 to 16, not 17"),
+        ({"block_size": 8}, "block_size must be one of 16"),
+    ],
+)
+def test_what_is_not_supported_is_named(change, names):
+    supported = {"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16, "head_dim": 64, "group": 16, "block_size": 16}
+    check_supported(**supported)
+    with pytest.raises(ValueError, match=names):
+        check_supported(**(supported | change))
+
+
+def test_tensors_of_another_shape_are_refused():
+    case = Case([Row(20, seed=1), Row(3, 4, seed=2)])
+    attend = case.plan().attend
+    with pytest.raises(ValueError, match="q must be contiguous in its last two dimensions"):
+        attend(case.q.transpose(1, 2).contiguous().transpose(1, 2), case.k_cache, case.v_cache)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        attend(case.q, case.k_cache.transpose(0, 1), case.v_cache)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        attend(case.q, case.k_cache[..., :32], case.v_cache)
+    with pytest.raises(ValueError, match=f"a multiple of {2 * (64 + SCALE_BYTES)} bytes"):
+        attend(case.q, torch.empty(4, 1000, dtype=torch.int8), case.v_cache)
+
+
+def test_what_a_quantised_cache_loses():
+    """So that tests of quantised caches, which compare with what the cache holds, are of something near the truth."""
+    x = torch.randn(50, 64)
+    for dtype, error in ((torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 2**-4)):
+        numbers, scales = quantised(x, dtype)
+        largest = x.abs().amax(-1, keepdim=True)
+        assert ((numbers.float() * scales[:, None] - x).abs() <= error * largest * 1.001).all()
+
+
+def test_upload():
+    arrays = [
+        np.arange(5, dtype=np.int32),
+        np.empty((0, 3), dtype=np.int32),
+        np.arange(6, dtype=np.float64).reshape(2, 3),
+        np.array([7], dtype=np.uint8),
+        np.arange(24, dtype=np.int64).reshape(4, 6)[::2, 1:3],
+        np.empty(0, dtype=np.float32),
+        np.array([[True], [False]]),
+    ]
+    tensors = upload(arrays, CPU)
+    for array, tensor in zip(arrays, tensors, strict=True):
+        assert tensor.data_ptr() % ALIGNMENT == 0
+        assert tensor.is_contiguous()
+        assert tensor.dtype == torch.from_numpy(array).dtype
+        assert tensor.shape == array.shape
+        assert np.array_equal(tensor.numpy(), array)
+    # of its own memory
+    arrays[0][:] = 0
+    assert tensors[0].tolist() == [0, 1, 2, 3, 4]
+    assert upload([], CPU) == []
