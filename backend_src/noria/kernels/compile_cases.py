@@ -1,6 +1,6 @@
-"""Launches of every Triton kernel at every tile that is configured, on tensors of the device "meta", for `compile_report`.
+"""Launches of every Triton kernel at every tile that is configured, on tensors of the device "meta".
 
-The shapes are those of three models, and of head sizes and groups that they lack. A case may compile what another did:
+For `compile_report`. The shapes are those of three models, and of head sizes and groups that they lack. A case may compile what another did:
 the report lists each kernel once. Nothing that serves imports this.
 """
 
@@ -151,7 +151,6 @@ def _attention_case(
 
 def _pointwise_cases() -> Iterator[Case]:
     for (model_name, model), (dtype_name, dtype) in product(MODELS.items(), DTYPES.items()):
-        num_heads, num_kv_heads, head_dim, hidden_size, mlp_size, _ = model
         is_essential = model_name == "Llama-3.2-1B" and dtype == torch.bfloat16
 
         def norm(model: Model = model, dtype: torch.dtype = dtype) -> None:

@@ -84,14 +84,14 @@ def _described(case: str, kernel: CompiledKernel) -> CompiledCase:
         registers=kernel.registers,
         stack_bytes=kernel.stack_bytes,
         shared_bytes=kernel.shared_bytes,
-        matrix_instructions=Counter(name for name, *_ in opcodes if _MATRIX.fullmatch(name)),
-        loads=Counter(
-            next((_LOAD_BYTES[suffix] for suffix in suffixes if suffix in _LOAD_BYTES), 4)
-            for name, *suffixes in opcodes
-            if _LOAD.fullmatch(name)
-        ),
+        matrix_instructions=dict(Counter(name for name, *_ in opcodes if _MATRIX.fullmatch(name))),
+        loads=dict(Counter(_load_bytes(suffixes) for name, *suffixes in opcodes if _LOAD.fullmatch(name))),
         digest=hashlib.sha256(kernel.cubin).hexdigest(),
     )
+
+
+def _load_bytes(suffixes: list[str]) -> int:
+    return next((_LOAD_BYTES[suffix] for suffix in suffixes if suffix in _LOAD_BYTES), 4)
 
 
 def compile_all(
@@ -160,7 +160,7 @@ def _columns(row: CompiledCase) -> tuple[object, ...]:
     others = ", ".join(f"{count} of {size}" for size, count in sorted(row.loads.items()) if size != 16)
     shared = f"{row.shared_bytes / 1024:.1f}"
     kernel = row.kernel.strip("_").removesuffix("_kernel")
-    return row.capability, kernel, row.registers, row.stack_bytes, shared, matrix, row.loads[16], others, row.case
+    return row.capability, kernel, row.registers, row.stack_bytes, shared, matrix, row.loads.get(16, 0), others, row.case
 
 
 def _line(*columns: object) -> str:
