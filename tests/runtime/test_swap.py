@@ -1,6 +1,7 @@
 """Swapped-out blocks come back bit for bit; copies are made in their order, and before anything is computed."""
 
 import dataclasses
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.runtime import swap
 from noria.runtime.build import build_runner
 from noria.runtime.kv_cache import GIB, KVCache, bytes_per_block
-from noria.runtime.swap import HostKVCache, apply_block_copies
+from noria.runtime.swap import HostKVCache, apply_block_copies, apply_staged_copies
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import BlockCopy, SamplingInput, ScheduledSequence, SchedulerOutput
 from support.tiny_models import tiny_model_dir
@@ -128,3 +130,21 @@ def test_the_pool_is_as_large_as_asked_or_as_fits(model_dir):
 def test_a_pool_of_nothing_or_beyond_the_machine_names_the_setting(model_dir, changes, message):
     with pytest.raises(ConfigError, match=message):
         build_runner(dataclasses.replace(SWAP_CONFIG, **changes), model_dir)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_staged_copies_are_those_made_block_by_block(monkeypatch, at_once):
+    """In any mixture, with blocks that come in twice, chains, and more copies than the staging holds."""
+    draw = random.Random(3)
+    cache, host, before = caches(num_blocks=5, num_host_blocks=4)
+    copies = [
+        swap_in(draw.randrange(4), draw.randrange(5)) if draw.random() < 0.5 else swap_out(draw.randrange(5), i % 4)
+        for i in range(40)
+    ]
+    monkeypatch.setattr(swap, "_STAGING_BYTES", at_once * host.memory[0].nbytes)
+    apply_block_copies(cache, host, copies)
+    staged, staged_host, _ = caches(num_blocks=5, num_host_blocks=4)
+    apply_staged_copies(staged, staged_host, copies)
+    assert not torch.equal(cache.memory, before)
+    assert torch.equal(staged.memory, cache.memory)
+    assert torch.equal(staged_host.memory, host.memory)

@@ -126,6 +126,7 @@ class DecodeGraphs:
         self._workspace = empty_workspace(self.max_num_units, shape.num_heads, shape.head_dim, decoder.device)
         self._recorded = {size: self._record(size, capture) for size in reversed(self.sizes)}
 
+    @torch.inference_mode()
     def forward(self, batch: InputBatch) -> Tensor | None:
         """`Decoder.forward` of the batch, valid until the next call; None where no graph holds it."""
         rows = batch.rows
