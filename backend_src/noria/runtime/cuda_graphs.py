@@ -24,7 +24,7 @@ from noria.kernels.attention_tiles import SPLIT_KEYS
 from noria.kernels.paged_decode import DecodeRows
 from noria.kernels.split_states import empty_workspace
 from noria.kernels.triton_attention import TritonAttentionPlan, decode_rows
-from noria.kernels.upload import packed, views
+from noria.kernels.upload import packed, upload, views
 from noria.models.decoder import Decoder, DecoderInput
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import GIB, KVCache
@@ -143,7 +143,8 @@ class DecodeGraphs:
         recorded.graph.replay()
         if len(batch.logit_indices) == len(rows):
             return recorded.graph.output[: len(rows)]
-        return recorded.graph.output[torch.from_numpy(batch.logit_indices).to(self._decoder.device, non_blocking=True)]
+        (logit_indices,) = upload((batch.logit_indices,), self._decoder.device)
+        return recorded.graph.output[logit_indices]
 
     def _record(self, size: int, capture: Capture) -> _Recorded:
         decoder = self._decoder

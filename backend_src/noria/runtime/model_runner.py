@@ -89,7 +89,9 @@ class ModelRunner:
         longest = min(max_num_tokens, capacity, self.decoder.config.max_position_embeddings)
         if self.decoder.device.type == "cpu":
             longest = min(longest, MAX_WARM_UP_TOKENS_ON_CPU)
-        self.execute(SchedulerOutput(step=0, rows=(self._warm_up_row(0, longest),)))
+        # together with the steps below, all that a sampler may have to compile
+        params = SamplingParams(temperature=1.0, top_p=0.5, repetition_penalty=1.5, logprobs=1)
+        self.execute(SchedulerOutput(step=0, rows=(self._warm_up_row(0, longest, params),)))
         for num_rows in _sizes_to_warm_up(max_num_rows, self.decoder.device):
             rows = tuple(self._warm_up_row(index, 1) for index in range(num_rows))
             self.execute(SchedulerOutput(step=0, rows=rows))
@@ -97,8 +99,9 @@ class ModelRunner:
             assert isinstance(self.decoder, Decoder), "the compiled CPU kernels have no graphs"
             self.graphs = record_graphs(self.decoder, self.cache, max_num_rows)
 
-    def _warm_up_row(self, request_id: int, num_tokens: int) -> ScheduledSequence:
-        sampling = SamplingInput(SamplingParams(temperature=1.0), seed=0, position=num_tokens)
+    def _warm_up_row(self, request_id: int, num_tokens: int, params: SamplingParams | None = None) -> ScheduledSequence:
+        params = params or SamplingParams(temperature=1.0)
+        sampling = SamplingInput(params, seed=0, position=num_tokens, prompt_token_ids=(0,))
         return ScheduledSequence(
             request_id=request_id,
             token_ids=[0] * num_tokens,
