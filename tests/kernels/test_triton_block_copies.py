@@ -35,6 +35,7 @@ def as_bytes(tensor):
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
+@pytest.mark.slow
 @COPY
 @BLOCK_SHAPES
 @DTYPES

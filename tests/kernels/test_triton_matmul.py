@@ -22,7 +22,14 @@ SUM_ROUNDING = 2.0**-20
 # rows, outputs, inputs: numbers of rows, then sizes below, at and above those of tiles; 514 inputs are split in two
 SIZES = [(num_rows, 33, 70) for num_rows in (1, 2, 15, 16, 17, 63, 64, 65, 130)]
 SIZES += [(num_rows, *shape) for shape in ((1, 1), (7, 13), (64, 128), (130, 514)) for num_rows in (3, 17, 66)]
-SIZE_IDS = [f"{num_rows}x{out_features}x{in_features}" for num_rows, out_features, in_features in SIZES]
+# a few of all sorts are fast enough for each run
+EACH_SIZE = pytest.mark.parametrize(
+    ("num_rows", "out_features", "in_features"),
+    [
+        pytest.param(*size, id="x".join(map(str, size)), marks=() if index % 5 == 1 else pytest.mark.slow)
+        for index, size in enumerate(SIZES)
+    ],
+)
 NUMBERS = [torch.int8, torch.float8_e4m3fn]
 
 
@@ -50,7 +57,7 @@ def assert_close(actual, x, weight, bias):
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize(("num_rows", "out_features", "in_features"), SIZES, ids=SIZE_IDS)
+@EACH_SIZE
 def test_matches_float64(num_rows, out_features, in_features, dtype):
     weight, bias = random(out_features, in_features, dtype=dtype, seed=1), random(out_features, dtype=dtype, seed=2)
     x = random(num_rows, in_features, dtype=dtype)
@@ -63,7 +70,7 @@ def test_matches_float64(num_rows, out_features, in_features, dtype):
 @pytest.mark.parametrize(
     ("dtype", "is_invariant"), [(torch.float32, False), (torch.float16, False), (torch.float16, True)], ids=str
 )
-@pytest.mark.parametrize(("num_rows", "out_features", "in_features"), SIZES, ids=SIZE_IDS)
+@EACH_SIZE
 def test_quantised_matches_float64(num_rows, out_features, in_features, dtype, is_invariant, numbers_dtype):
     numbers, scales = random_numbers(out_features, in_features, numbers_dtype)
     # of a size whose products float16 holds
@@ -74,6 +81,7 @@ def test_quantised_matches_float64(num_rows, out_features, in_features, dtype, i
 
 
 # where few_rows_tile changes
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_rows", "out_features"), [(3, 4099), (16, 8195)])
 def test_outputs_in_the_wider_tiles(num_rows, out_features):
     numbers, scales = random_numbers(out_features, 40, torch.int8)
@@ -246,6 +254,7 @@ def test_splits_have_inputs_enough():
     assert num_splits(65, 100_000, 128) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_splits_wanted", [2, 3, 8])
 def test_splits_add_up(num_splits_wanted):
     """Of odd numbers of tiles: the last split is shorter."""

@@ -125,6 +125,7 @@ def test_plain_cache(num_heads, num_kv_heads, head_dim, dtype):
         assert_untouched(cache, SLOTS, num_kv_heads, head_dim)
 
 
+@pytest.mark.slow
 @QUANTISED
 @DTYPES
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (2, 1, 80), (16, 8, 128), (4, 4, 256)])

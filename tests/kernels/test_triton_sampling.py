@@ -120,6 +120,7 @@ def test_tokens_are_those_of_a_sort() -> None:
     assert draw(logits, KINDS, block=8, groups_per_tile=8) == exact_tokens(logits, KINDS)
 
 
+@pytest.mark.slow
 def test_tiles_change_nothing() -> None:
     """A tile for all, which is most of it empty, and tiles of few."""
     rows = [Row(), Row(temperature=0.0), Row(top_k=30, top_p=0.9), Row(top_p=0.7, temperature=2.0)]
@@ -127,6 +128,7 @@ def test_tiles_change_nothing() -> None:
     assert draw(logits, rows) == draw(logits, rows, block=2, groups_per_tile=2) == exact_tokens(logits, rows)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_more_than_one_program() -> None:
     """5,003 tokens: 79 groups, two programs of maxima and three tiles of listed groups."""
     rows = [Row(), Row(temperature=0.0), Row(top_k=90), Row(top_p=0.999, temperature=5.0)]
@@ -134,6 +136,7 @@ def test_a_vocabulary_of_more_than_one_program() -> None:
     assert draw(logits, rows) == exact_tokens(logits, rows)
 
 
+@pytest.mark.slow
 def test_random_rows() -> None:
     """Logits from few values too, so that thresholds fall on ties; and many at -inf."""
     generator = np.random.default_rng(5)
@@ -181,6 +184,7 @@ def test_minus_zero_equals_zero() -> None:
     assert draw(logits, [*ends(Row(top_k=1)), Row(temperature=0.0)]) == [3, 68, 3]
 
 
+@pytest.mark.slow
 def test_the_largest_sum_there_is() -> None:
     """Equal logits, where sums pass 2^53, and u alone decides."""
     logits = torch.full((6, 9001), 3.5)
@@ -192,6 +196,7 @@ def test_the_largest_sum_there_is() -> None:
     assert 8080 < tokens[3] <= 8100
 
 
+@pytest.mark.slow
 def test_draws_follow_the_weights() -> None:
     """Pearson's chi-square, four standard deviations; seeds are fixed, so that the figure never changes."""
     num_draws = 80

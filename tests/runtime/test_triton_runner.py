@@ -126,7 +126,8 @@ def logits_of(decoder, cache, *rows):
     return decoder.forward(batch.decoder_input(CPU), cache.layers)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_deterministic_logits_have_the_same_bits_in_whatever_steps(model_dir, ordered_dot, dtype):  # noqa: F811
     """Beside others, alone, in chunks, token by token as a decode computes them, and again from the cache."""
     runner = build_runner(dataclasses.replace(CONFIG, dtype=dtype, deterministic=True), model_dir)

@@ -72,6 +72,7 @@ def test_results_are_those_of_the_torch_sampler(vocab_size: int) -> None:
     assert_same(results, sample(logits, MIXED))
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others() -> None:
     """vllm#5898, #51226; to the last bit of its log-probabilities."""
     logits = random_logits(len(MIXED), 300, seed=1)

@@ -53,7 +53,7 @@ _DECODE = {64: Tiles(16, 128, 4, 3, None), 128: Tiles(16, 64, 4, 3, None), 256: 
 _DECODE_QUANTISED = {64: Tiles(16, 64, 4, 3, None), 128: Tiles(16, 32, 4, 3, None), 256: Tiles(16, 16, 4, 3, None)}
 _PREFILL = {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 64, 8, 3), 256: Tiles(64, 32, 8, 3)}
 _PREFILL_QUANTISED = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)}
-_PREFILL_AMPERE = {64: Tiles(128, 64, 8, 3), 128: Tiles(128, 32, 8, 2), 256: Tiles(64, 32, 8, 2)}
+_PREFILL_AMPERE = {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 8, 3), 256: Tiles(64, 32, 8, 2)}
 _PREFILL_QUANTISED_AMPERE = {64: Tiles(128, 32, 8, 2), 128: Tiles(64, 32, 8, 2), 256: Tiles(32, 32, 8, 2)}
 # of both kernels, which must then use the same matrix instruction and the same order of sums
 _DETERMINISTIC = {64: Tiles(32, 64, 8, 3), 128: Tiles(32, 64, 8, 3), 256: Tiles(32, 32, 8, 2)}

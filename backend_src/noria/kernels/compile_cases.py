@@ -1,7 +1,7 @@
 """Launches of every Triton kernel at every tile that is configured, on tensors of the device "meta".
 
-For `compile_report`. The shapes are those of three models, and of head sizes and groups that they lack. A case may compile what another did:
-the report lists each kernel once. Nothing that serves imports this.
+For `compile_report`. The shapes are those of three models, and of head sizes and groups that these lack. A case may
+compile what another did. Nothing that serves imports this.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from noria.kernels.triton_attention import plan_attention_triton
 NUM_TOKENS = 64
 NUM_BLOCKS = 1000
 KV_BLOCK_SIZE = 16
+# of kernels other than attention, whose tiles are the same for all
+_QUICK_LOOK = (90,)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 QUANTISED_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """launch: calls launchers. is_essential: of the few that a quick look takes."""
+    """launch: calls launchers. essential_for: the capabilities for which a quick look takes it in."""
 
     name: str
     launch: Callable[[], None]
     min_capability: int = CAPABILITIES[0]
-    is_essential: bool = False
+    essential_for: tuple[int, ...] = ()
 
 
 class Model(NamedTuple):
@@ -71,7 +73,7 @@ def all_cases() -> dict[str, Case]:
         *_attention_cases(),
         *_attention_variants(),
     ]
-    cases.sort(key=lambda case: not case.is_essential)
+    cases.sort(key=lambda case: not case.essential_for)
     by_name = {case.name: case for case in cases}
     assert len(by_name) == len(cases), "two cases have one name"
     return by_name
@@ -80,14 +82,15 @@ def all_cases() -> dict[str, Case]:
 def _model_attention_cases() -> Iterator[Case]:
     for name, model in MODELS.items():
         shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim)
-        yield _attention_case(f"attention {name} bf16", shape, torch.bfloat16, is_essential=True)
-    yield _attention_case(f"attention {name} fp32", shape, torch.float32, is_essential=True)
+        yield _attention_case(f"attention {name} bf16", shape, torch.bfloat16, essential_for=CAPABILITIES)
+    yield _attention_case(f"attention {name} fp32", shape, torch.float32, essential_for=CAPABILITIES)
 
 
 def _attention_cases() -> Iterator[Case]:
     shapes = (AttentionShape(9, 3, 64), AttentionShape(32, 8, 128), AttentionShape(16, 8, 256))
     for shape, (name, dtype), is_deterministic in product(shapes, DTYPES.items(), (False, True)):
-        quantised = {} if dtype == torch.float32 else QUANTISED_DTYPES
+        # a deterministic float16 kernel has the code of bfloat16's but for the type
+        quantised = {} if dtype == torch.float32 or (dtype == torch.float16 and is_deterministic) else QUANTISED_DTYPES
         for kv_name, kv_dtype in {"": dtype, **quantised}.items():
             words = f"attention dim {shape.head_dim}", name, kv_name, "deterministic" if is_deterministic else ""
             yield _attention_case(
@@ -97,31 +100,25 @@ def _attention_cases() -> Iterator[Case]:
 
 def _attention_variants() -> Iterator[Case]:
     """What changes the code of a kernel beside dtypes and padded head sizes."""
+    bf16, int8 = torch.bfloat16, torch.int8
     variants: dict[str, tuple[AttentionShape, dict[str, Any]]] = {
         "dim 80": (AttentionShape(32, 32, 80), {}),
+        "dim 80 int8": (AttentionShape(32, 32, 80), {"kv_dtype": int8}),
+        "dim 80 deterministic": (AttentionShape(32, 32, 80), {"is_deterministic": True}),
         "dim 96": (AttentionShape(24, 8, 96), {}),
-        "group 1": (AttentionShape(8, 8, 128), {}),
         "group 3": (AttentionShape(24, 8, 128), {}),
         "group 8": (AttentionShape(64, 8, 128), {}),
         "group 16": (AttentionShape(16, 1, 128), {}),
-        "window": (AttentionShape(32, 8, 128, sliding_window=4096), {}),
+        "window": (AttentionShape(32, 8, 128, 4096), {}),
+        "window int8": (AttentionShape(32, 8, 128, 4096), {"kv_dtype": int8}),
         "dim 256 window, soft cap": (AttentionShape(16, 8, 256, 4096, 50.0), {}),
-        "dim 80 soft cap": (AttentionShape(32, 32, 80, None, 50.0), {}),
+        "dim 256 window, soft cap int8": (AttentionShape(16, 8, 256, 4096, 50.0), {"kv_dtype": int8}),
+        "dim 256 window, soft cap deterministic": (AttentionShape(16, 8, 256, 4096, 50.0), {"is_deterministic": True}),
         "page 128": (AttentionShape(32, 8, 128), {"block_size": 128}),
         "1000 rows": (AttentionShape(32, 8, 128), {"num_rows": 1000}),
     }
     for name, (shape, options) in variants.items():
-        for kv_name, kv_dtype in {"": torch.bfloat16, "int8": torch.int8}.items():
-            for is_deterministic in (False, True):
-                words = f"attention {name}", "bf16", kv_name, "deterministic" if is_deterministic else ""
-                yield _attention_case(
-                    " ".join(filter(None, words)),
-                    shape,
-                    torch.bfloat16,
-                    kv_dtype,
-                    is_deterministic=is_deterministic,
-                    **options,
-                )
+        yield _attention_case(f"attention {name} bf16", shape, bf16, **options)
 
 
 def _attention_case(
@@ -133,7 +130,7 @@ def _attention_case(
     is_deterministic: bool = False,
     block_size: int = KV_BLOCK_SIZE,
     num_rows: int = NUM_TOKENS,
-    is_essential: bool = False,
+    essential_for: tuple[int, ...] = (),
 ) -> Case:
     """num_rows decodes and two chunks."""
     kv_dtype = kv_dtype or dtype
@@ -146,12 +143,12 @@ def _attention_case(
         q = _meta(num_rows + 2 * NUM_TOKENS, shape.num_heads, shape.head_dim, dtype=dtype)
         plan_attention_triton(rows, cache, shape, dtype, is_deterministic).attend(q, cache, cache)
 
-    return Case(name, launch, _min_capability(kv_dtype), is_essential)
+    return Case(name, launch, _min_capability(kv_dtype), essential_for)
 
 
 def _pointwise_cases() -> Iterator[Case]:
-    for (model_name, model), (dtype_name, dtype) in product(MODELS.items(), DTYPES.items()):
-        is_essential = model_name == "Llama-3.2-1B" and dtype == torch.bfloat16
+    for (model_name, model), (dtype_name, dtype) in _models_and_dtypes():
+        essential_for = _QUICK_LOOK if model_name == "Llama-3.2-1B" and dtype == torch.bfloat16 else ()
 
         def norm(model: Model = model, dtype: torch.dtype = dtype) -> None:
             x, weight = _meta(NUM_TOKENS, model.hidden_size, dtype=dtype), _meta(model.hidden_size, dtype=dtype)
@@ -161,7 +158,7 @@ def _pointwise_cases() -> Iterator[Case]:
             rms_norm_triton(heads[:, : model.num_heads], _meta(model.head_dim, dtype=dtype), 1e-5)
             swiglu_triton(_meta(NUM_TOKENS, 2 * model.mlp_size, dtype=dtype))
 
-        yield Case(f"rms_norm, swiglu {model_name} {dtype_name}", norm, is_essential=is_essential)
+        yield Case(f"rms_norm, swiglu {model_name} {dtype_name}", norm, essential_for=essential_for)
         for kv_name, kv_dtype in {"": dtype, **QUANTISED_DTYPES}.items():
 
             def rope(model: Model = model, dtype: torch.dtype = dtype, kv_dtype: torch.dtype = kv_dtype) -> None:
@@ -174,18 +171,20 @@ def _pointwise_cases() -> Iterator[Case]:
                 rope_kv_write_triton(qk, v, turn, cache, torch.empty_like(cache), torch.empty_like(positions))
 
             name = " ".join(filter(None, (f"rope_kv_write {model_name}", dtype_name, kv_name)))
-            yield Case(name, rope, is_essential=is_essential and kv_dtype in (dtype, torch.int8))
-        yield _copies_case(model_name, model, dtype_name, dtype, is_essential)
+            yield Case(name, rope, essential_for=() if kv_dtype == torch.float8_e4m3fn else essential_for)
+        yield _copies_case(model_name, model, dtype_name, dtype, essential_for)
 
 
-def _copies_case(model_name: str, model: Model, dtype_name: str, dtype: torch.dtype, is_essential: bool) -> Case:
+def _copies_case(
+    model_name: str, model: Model, dtype_name: str, dtype: torch.dtype, essential_for: tuple[int, ...]
+) -> Case:
     def launch() -> None:
         memory = _meta(4, 2, NUM_BLOCKS, KV_BLOCK_SIZE, model.num_kv_heads, model.head_dim, dtype=dtype)
         blocks = _meta(8, dtype=torch.int64)
         copy_blocks_triton(memory, blocks, torch.empty_like(blocks))
         scatter_blocks_triton(memory, gather_blocks_triton(memory, blocks), blocks)
 
-    return Case(f"block_copies {model_name} {dtype_name}", launch, is_essential=is_essential)
+    return Case(f"block_copies {model_name} {dtype_name}", launch, essential_for=essential_for)
 
 
 def _sampling_cases() -> Iterator[Case]:
@@ -199,12 +198,12 @@ def _sampling_cases() -> Iterator[Case]:
             rows = SamplingRows(int64, int64, float32, int32, float64, int64, needs_sums=True)
             token_logprobs_triton(logits, sample_triton(logits, rows), int32, torch.empty_like(int32))
 
-        yield Case(f"sampling {name}", launch, is_essential=name == "Llama-3.2-1B")
+        yield Case(f"sampling {name}", launch, essential_for=_QUICK_LOOK if name == "Llama-3.2-1B" else ())
 
 
 def _matmul_cases() -> Iterator[Case]:
-    for (model_name, model), (dtype_name, dtype) in product(MODELS.items(), DTYPES.items()):
-        is_essential = model_name == "Llama-3.2-1B" and dtype == torch.bfloat16
+    for (model_name, model), (dtype_name, dtype) in _models_and_dtypes():
+        essential_for = _QUICK_LOOK if model_name == "Llama-3.2-1B" and dtype == torch.bfloat16 else ()
 
         def plain(model: Model = model, dtype: torch.dtype = dtype) -> None:
             for out_features, in_features in _linears(model):
@@ -213,7 +212,7 @@ def _matmul_cases() -> Iterator[Case]:
                 matmul_triton(x, weight)
                 matmul_triton(x, weight, bias)
 
-        yield Case(f"matmul {model_name} {dtype_name}", plain, is_essential=is_essential)
+        yield Case(f"matmul {model_name} {dtype_name}", plain, essential_for=essential_for)
         for weight_name, weight_dtype in QUANTISED_DTYPES.items():
 
             def quantised(
@@ -230,8 +229,17 @@ def _matmul_cases() -> Iterator[Case]:
                 f"quantised_matmul {model_name} {dtype_name} {weight_name}",
                 quantised,
                 _min_capability(weight_dtype),
-                is_essential and weight_dtype == torch.int8,
+                essential_for if weight_dtype == torch.int8 else (),
             )
+
+
+def _models_and_dtypes() -> list[tuple[tuple[str, Model], tuple[str, torch.dtype]]]:
+    """Each of both, with the other's most common."""
+    return [
+        (model, dtype)
+        for model, dtype in product(MODELS.items(), DTYPES.items())
+        if model[0] == "Llama-3.2-1B" or dtype[0] == "bf16"
+    ]
 
 
 def _linears(model: Model) -> list[tuple[int, int]]:

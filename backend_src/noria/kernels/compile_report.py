@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def compile_case(job: tuple[int, str]) -> list[CompiledCase] | str:
 
 
 def _described(case: str, kernel: CompiledKernel) -> CompiledCase:
-    opcodes = [opcode.split(".") for opcode in _OPCODE.findall(kernel.disassembly())]
+    matrix_instructions, loads = _instructions(kernel)
     return CompiledCase(
         capability=kernel.capability,
         case=case,
@@ -84,9 +85,19 @@ def _described(case: str, kernel: CompiledKernel) -> CompiledCase:
         registers=kernel.registers,
         stack_bytes=kernel.stack_bytes,
         shared_bytes=kernel.shared_bytes,
-        matrix_instructions=dict(Counter(name for name, *_ in opcodes if _MATRIX.fullmatch(name))),
-        loads=dict(Counter(_load_bytes(suffixes) for name, *suffixes in opcodes if _LOAD.fullmatch(name))),
+        matrix_instructions=matrix_instructions,
+        loads=loads,
         digest=hashlib.sha256(kernel.cubin).hexdigest(),
+    )
+
+
+# of kernels that several cases have; to disassemble one takes half as long as to compile it
+@cache
+def _instructions(kernel: CompiledKernel) -> tuple[dict[str, int], dict[int, int]]:
+    opcodes = [opcode.split(".") for opcode in _OPCODE.findall(kernel.disassembly())]
+    return (
+        dict(Counter(name for name, *_ in opcodes if _MATRIX.fullmatch(name))),
+        dict(Counter(_load_bytes(suffixes) for name, *suffixes in opcodes if _LOAD.fullmatch(name))),
     )
 
 
@@ -97,20 +108,16 @@ def _load_bytes(suffixes: list[str]) -> int:
 def compile_all(
     capabilities: Sequence[int], is_essential: bool, num_processes: int
 ) -> Iterator[tuple[int, str, list[CompiledCase] | str]]:
-    """Capability, name and outcome of each case in turn; kernels that an earlier case had are left out."""
+    """Capability, name and outcome of each case in turn."""
     jobs = [
         (capability, case.name)
         for capability in capabilities
         for case in all_cases().values()
-        if case.min_capability <= capability and (case.is_essential or not is_essential)
+        if case.min_capability <= capability and (capability in case.essential_for or not is_essential)
     ]
-    seen: set[tuple[int, str]] = set()
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as processes:
-        for (capability, name), outcome in zip(jobs, processes.map(compile_case, jobs), strict=True):
-            if not isinstance(outcome, str):
-                outcome = [row for row in outcome if (capability, row.digest) not in seen]
-                seen.update((capability, row.digest) for row in outcome)
-            yield capability, name, outcome
+        for job, outcome in zip(jobs, processes.map(compile_case, jobs), strict=True):
+            yield *job, outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("compile_report: TRITON_INTERPRET must not be set: nothing is compiled for the interpreter")
     rows: list[CompiledCase] = []
     faults: list[str] = []
+    # kernels that an earlier case had are not printed again
+    seen: set[tuple[int, str]] = set()
     print(_line("GPU", "kernel", "registers", "spilled", "shared KB", "matrix", "16-byte", "other loads", "case"))
     for capability, name, outcome in compile_all(options.capability, options.essential, options.processes):
         if isinstance(outcome, str):
@@ -126,12 +135,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         rows.extend(outcome)
         for row in outcome:
+            if (capability, row.digest) in seen:
+                continue
+            seen.add((capability, row.digest))
             print(_line(*_columns(row)), flush=True)
             if row.fault:
                 faults.append(f"{capability} {name}: {row.kernel}: {row.fault}")
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
-    print(f"{len(rows)} kernels, {len(faults)} faults")
+    print(f"{len(seen)} kernels, {len(faults)} faults")
     for fault in faults:
         print(fault)
     return 1 if faults else 0
@@ -149,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         default=CAPABILITIES,
         help="compute capabilities, 90 for 9.0 (default: %(default)s)",
     )
-    parser.add_argument("--essential", action="store_true", help="only the shapes of three models in bfloat16")
+    parser.add_argument("--essential", action="store_true", help="attention in bfloat16, and each other kernel once")
     parser.add_argument("--processes", type=int, default=2, help="that compile side by side (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there, too")
     return parser
@@ -160,7 +172,17 @@ def _columns(row: CompiledCase) -> tuple[object, ...]:
     others = ", ".join(f"{count} of {size}" for size, count in sorted(row.loads.items()) if size != 16)
     shared = f"{row.shared_bytes / 1024:.1f}"
     kernel = row.kernel.strip("_").removesuffix("_kernel")
-    return row.capability, kernel, row.registers, row.stack_bytes, shared, matrix, row.loads.get(16, 0), others, row.case
+    return (
+        row.capability,
+        kernel,
+        row.registers,
+        row.stack_bytes,
+        shared,
+        matrix,
+        row.loads.get(16, 0),
+        others,
+        row.case,
+    )
 
 
 def _line(*columns: object) -> str:
