@@ -7,8 +7,8 @@ Counts and ids only, never a token or a text. Knows no clock (times are argument
     {"step": 1, "start": 7.1, "end": 7.2, "rows": [[1, 0, 30, 1]], "running": 1, "allocated": 2, ...}
     {"request": 1, "end": 9.3, "reason": "length"}
 
-A row is [request_id, num_computed_tokens, num_tokens, RowKind]. A step begins where the one before it ended, if that was
-later than its own launch; so the lines are in order and do not overlap. Counts of 0 and empty lists are left out.
+A row is [request_id, num_computed_tokens, num_tokens, RowKind]. Counts of 0 and empty lists are left out. A step
+begins where the one before it ended, if that is later than its own launch, so that steps do not overlap.
 """
 
 from __future__ import annotations
