@@ -171,6 +171,8 @@ def act(traffic: EngineTraffic, draw: random.Random) -> None:
         traffic.resume(draw.choice(sorted(traffic.paused)))
     elif kind < 0.27 and traffic.live:
         traffic.cancel(draw.choice(traffic.live))
+    elif kind < 0.275:
+        traffic.fail_all()
     elif kind < 0.32 and traffic.live:
         traffic.step(draw.choice(["row", *FAILURES]), draw.choice(traffic.live))
     else:

@@ -66,7 +66,6 @@ class EngineTraffic:
         self.paused: set[int] = set()
         # requests that may fail, whole steps aside
         self.failing: set[int] = set()
-        self.has_failed_steps = False
         self.num_broken_texts = 0
         self._tokens_by_hash: dict[bytes, list[int]] = {}
 
@@ -104,7 +103,6 @@ class EngineTraffic:
         self.runner.refuses = failure == "launch"
         self.runner.breaks = failure == "result"
         self.tokenizer.is_broken = failure == "text"
-        self.has_failed_steps |= failure in ("launch", "result")
         try:
             self.engine.step()
         except ZeroDivisionError:
@@ -130,7 +128,7 @@ class EngineTraffic:
         self.paused.remove(request_id)
 
     def fail_all(self) -> None:
-        self.has_failed_steps = True
+        self.failing |= set(self.live)
         self.engine.fail_all(EngineFailure("unloaded"))
         self._take_outputs()
         assert not self.live
@@ -152,6 +150,7 @@ class EngineTraffic:
                 break
             self.step()
         assert not self.live
+        assert self.engine._launched is None
         assert self.scheduler.num_free_blocks == self.num_blocks
         if self.scheduler._swap is not None:
             assert self.scheduler._swap._pool.num_held == 0
@@ -189,7 +188,7 @@ class EngineTraffic:
         assert tokens == expected_tokens[: len(tokens)]
         assert expected_text.startswith(text)
         if isinstance(last.error, EngineFailure):
-            assert request_id in self.failing or self.has_failed_steps
+            assert request_id in self.failing | self.runner.lost
 
 
 def _alone(request: Request) -> Request:

@@ -99,11 +99,14 @@ class HashRunner:
             result[row.request_id] = SampledToken(next_token(history))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+@dataclass
 class FakePendingStep:
     outcome: StepResult | Exception
+    is_taken: bool = False
 
     def result(self) -> StepResult:
+        assert not self.is_taken
+        self.is_taken = True
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -114,23 +117,31 @@ class AheadHashRunner(HashRunner):
     knows the tokens of the step before, and raises KeyError for a placeholder of anybody who was not drawn there.
 
     refuses: the next submit raises, and nothing is computed. breaks: the next step fails when its result is taken; its
-    copies are not made, and what its rows write is poison.
+    copies are not made, and what its rows write is poison. lost: ids of rows of such steps, and of those that were
+        submitted after one that breaks before its result was taken.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         super().__init__(num_blocks, block_size, num_host_blocks)
         self.refuses = self.breaks = False
         self.num_placeholders = 0
+        self.lost: set[int] = set()
+        self._last = FakePendingStep({}, is_taken=True)
         # None where the row failed
         self._drawn: dict[int, int | None] = {}
 
     def submit(self, output: SchedulerOutput) -> FakePendingStep:
+        ids = {row.request_id for row in output.rows}
+        if not self._last.is_taken and isinstance(self._last.outcome, Exception):
+            self.lost |= ids
         if self.refuses:
             self.refuses = False
+            self.lost |= ids
             raise RuntimeError("out of memory")
         rows = tuple(self._filled_in(row) for row in output.rows)
         if self.breaks:
-            self.failing |= {row.request_id for row in rows}
+            self.failing |= ids
+            self.lost |= ids
             for copy in output.block_copies:
                 blocks = self._blocks if copy.is_swap_in else self._host_blocks
                 blocks[copy.target] = [None] * self._block_size
@@ -140,7 +151,8 @@ class AheadHashRunner(HashRunner):
             request_id: one.token_id if isinstance(one, SampledToken) else None for request_id, one in result.items()
         }
         has_failed, self.breaks = self.breaks, False
-        return FakePendingStep(RuntimeError("illegal access") if has_failed else result)
+        self._last = FakePendingStep(RuntimeError("illegal access") if has_failed else result)
+        return self._last
 
     def _filled_in(self, row: ScheduledSequence) -> ScheduledSequence:
         *known, last = row.token_ids

@@ -139,7 +139,8 @@ class Engine:
     def step(self) -> None:
         """Compute one step, if there is something to compute. A failed step fails just the requests in it.
 
-        With `ahead`: launch one, and take in the one before it; or just that, where nothing is left to be launched.
+        With `ahead`: launch one, and take in the one before it; or just that, where nothing is left to be launched. If
+        that one turns out to have failed, the one launched behind it fails too.
         """
         now = self._clock()
         for request_id in self._scheduler.expire(now):
