@@ -96,6 +96,8 @@ class EngineConfig:
     deterministic: a request's logits have the same bits whatever the batch, chunks, preemptions and prefix cache. The
         cpu kernels are so always, the triton kernels at a price, torch's operators never.
     cuda_graphs: with triton kernels, replay decodes as CUDA graphs; they take memory, which the log names.
+    run_ahead: with triton kernels and in flight, decide and launch a step while the one before it is computed; its
+        tokens stay on the GPU. False waits for each step, as closed batches and other kernels do.
     block_size: tokens per block of the KV cache.
     num_kv_blocks: blocks of the pool; None takes as many as fit into kv_cache_gib (2**30 bytes).
     max_num_seqs: sequences in one step, the slots.
@@ -139,6 +141,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     deterministic: bool = False
     cuda_graphs: bool = True
+    run_ahead: bool = True
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_gib: float = 1.0

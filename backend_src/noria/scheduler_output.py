@@ -1,15 +1,20 @@
 """The contract between the planes: what the scheduler decided for one step, and what the model made of it.
 
 The scheduler writes a SchedulerOutput, the runner reads it and answers a StepResult. Neither imports the other.
-Lists in here belong to the scheduler and hold only until its next `update`.
+Block tables in here belong to the scheduler and hold only until it is called again: a runner that has launched a step
+and not computed it yet must have read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from noria.sampling_params import SamplingParams
+
+# stands for a token that a launched step draws and whose value the scheduler does not know yet
+PLACEHOLDER = -1
 
 
 # There is one of the next two for each row at each step. They are as good as frozen; being it would triple the 0.4 us
@@ -36,6 +41,7 @@ class SamplingInput:
 class ScheduledSequence:
     """One row of the batch: `token_ids` are computed at positions num_computed_tokens onwards.
 
+    token_ids: the last may be PLACEHOLDER: what the step submitted just before this one draws for the request.
     block_table: block ids that hold positions 0 onwards; enough for every position computed here.
     sampling: None when more known tokens follow, or for a padding row; else one token is drawn after the last.
     is_padding: a finished row of a closed batch. It is computed like any other, attends over its
@@ -122,3 +128,10 @@ class RowFailure:
 
 # by request id, for every row that was to be sampled
 StepResult = dict[int, SampledToken | RowFailure]
+
+
+class PendingStep(Protocol):
+    """A step that has been launched."""
+
+    def result(self) -> StepResult:
+        """Waits for it. Raises what went wrong with the whole step."""

@@ -66,6 +66,7 @@ class Sequence:
         |<--------- prompt --------->|<------ output ------>|
         |<-- num_computed_tokens -->|<-- to be computed --->|
 
+    token_ids: the last is PLACEHOLDER from the launch of the step that draws it until its result is there.
     level: priority level, 1 is served first. arrival: counts requests as they came; arrived_s: when, on the engine's
         clock. first_scheduled_s: when it first joined the batch.
     block_table, host_block_table: blocks of computed tokens, in the cache and, while swapped out, in the host pool.
@@ -117,6 +118,11 @@ class Sequence:
     def max_num_tokens(self) -> int:
         """Tokens at its longest: the prompt and max_tokens."""
         return self.num_prompt_tokens + self.request.params.max_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """It has max_tokens and needs no further step, though the value of its last token may be still to come."""
+        return len(self.token_ids) - self.num_prompt_tokens >= self.request.params.max_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -1,4 +1,5 @@
-"""The engine's thread: nobody is left without a last output, whatever goes wrong, in whatever order commands come."""
+"""The engine's thread: nobody is left without a last output, whatever goes wrong, in whatever order commands come, and
+whether it waits for each step or runs ahead."""
 
 import threading
 import time
@@ -15,7 +16,7 @@ from noria.errors import EngineFailure
 from noria.scheduler_output import SchedulerOutput, StepResult
 from noria.sequence import FinishReason, Request
 from support.byte_tokenizer import ByteTokenizer
-from support.engines import HashRunner, expected_output, make_request, make_scheduler
+from support.engines import AheadHashRunner, FakePendingStep, expected_output, make_request, make_scheduler
 from support.waiting import TIMEOUT_S, wait_until
 
 
@@ -30,7 +31,16 @@ class BrokenTokenizer(ByteTokenizer):
         return super().decode(token_ids, skip_special_tokens)
 
 
-class HeldRunner(HashRunner):
+class HeldPendingStep:
+    def __init__(self, step: FakePendingStep, may_go_on: threading.Event) -> None:
+        self._step, self._may_go_on = step, may_go_on
+
+    def result(self) -> StepResult:
+        assert self._may_go_on.wait(TIMEOUT_S), "the test never let the step go on"
+        return self._step.result()
+
+
+class HeldRunner(AheadHashRunner):
     """Begins a step and finishes it when it may: what is asked meanwhile surely comes before the next one."""
 
     def __init__(self) -> None:
@@ -45,11 +55,23 @@ class HeldRunner(HashRunner):
         return super().execute(output)
 
 
+class HeldAheadRunner(HeldRunner):
+    """Launches a step at once, and holds back its result."""
+
+    def submit(self, output: SchedulerOutput) -> HeldPendingStep:  # type: ignore[override]
+        self.has_begun.set()
+        return HeldPendingStep(super().submit(output), self.may_go_on)
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        return AheadHashRunner.execute(self, output)
+
+
 class Fixture:
-    def __init__(self) -> None:
+    def __init__(self, is_ahead: bool) -> None:
         self.tokenizer = BrokenTokenizer()
-        self.runner = HeldRunner()
-        self.engine = Engine(make_scheduler(), self.runner, self.tokenizer, StatsCounter(64, 4))
+        self.runner = HeldAheadRunner() if is_ahead else HeldRunner()
+        ahead = self.runner if is_ahead else None
+        self.engine = Engine(make_scheduler(), self.runner, self.tokenizer, StatsCounter(64, 4), ahead=ahead)
         self.outputs: list[RequestOutput] = []
         self.stats = EngineStats()
         self.loop = EngineLoop(self.engine, self._deliver)
@@ -76,9 +98,9 @@ class Fixture:
         return ends
 
 
-@pytest.fixture
-def fixture() -> Fixture:
-    return Fixture()
+@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    return Fixture(request.param)
 
 
 def test_an_abort_that_overtakes_its_submit_leaves_no_ghost(fixture: Fixture) -> None:

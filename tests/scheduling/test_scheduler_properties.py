@@ -14,31 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from noria.errors import InvalidRequest, Overloaded
 from noria.sequence import FinishReason, Request
-from support.engines import HashRunner, expected_output, make_request, make_scheduler
+from support.engines import POLICIES, HashRunner, expected_output, make_request, make_scheduler
 
 BLOCK_SIZE = 4
 MAX_NUM_SEQS = 3
 MAX_QUEUE_SIZE = 6
-AGEING_S = 20.0
-
-POLICIES: dict[str, st.SearchStrategy[Any]] = {
-    "admission": st.sampled_from(["max_utilization", "guaranteed_no_evict"]),
-    "admission_headroom": st.sampled_from([0.0, 0.15, 0.5]),
-    "insertion": st.sampled_from(["immediate", "waiting_served_ratio"]),
-    "waiting_served_ratio": st.sampled_from([0.3, 1.2]),
-    "max_waiting_tokens": st.sampled_from([0, 5]),
-    "max_batch_total_tokens": st.sampled_from([None, 40, 100]),
-    "max_num_batched_tokens": st.sampled_from([3, 6, 100]),
-    "max_prefill_tokens": st.sampled_from([None, 1, 4]),
-    "chunked_prefill": st.booleans(),
-    "prefill_batching": st.sampled_from(["mixed", "separate"]),
-    "prefill_order": st.sampled_from(["fcfs", "equal_progress"]),
-    "preemption": st.sampled_from(["recompute", "swap"]),
-    "max_preemptions": st.sampled_from([0, 1, 4]),
-    "prefix_caching": st.booleans(),
-    "priority_ageing_s": st.sampled_from([None, AGEING_S]),
-    "fair_share": st.booleans(),
-}
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -9,16 +9,41 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import strategies as st
 
 from noria.config import EngineConfig
 from noria.sampling_params import SamplingParams
-from noria.scheduler_output import RowFailure, SampledToken, ScheduledSequence, SchedulerOutput, StepResult
+from noria.scheduler_output import PLACEHOLDER, RowFailure, SampledToken, ScheduledSequence, SchedulerOutput, StepResult
 from noria.scheduling.build import build_scheduler
 from noria.scheduling.scheduler import Scheduler
 from noria.sequence import Request
 
 VOCAB_SIZE = 256
 _request_ids = itertools.count(1)
+
+AGEING_S = 20.0
+# settings to draw any combination from
+POLICIES: dict[str, st.SearchStrategy[Any]] = {
+    "admission": st.sampled_from(["max_utilization", "guaranteed_no_evict"]),
+    "admission_headroom": st.sampled_from([0.0, 0.15, 0.5]),
+    "insertion": st.sampled_from(["immediate", "waiting_served_ratio"]),
+    "waiting_served_ratio": st.sampled_from([0.3, 1.2]),
+    "max_waiting_tokens": st.sampled_from([0, 5]),
+    "max_batch_total_tokens": st.sampled_from([None, 40, 100]),
+    "max_num_batched_tokens": st.sampled_from([3, 6, 100]),
+    "max_prefill_tokens": st.sampled_from([None, 1, 4]),
+    "chunked_prefill": st.booleans(),
+    "prefill_batching": st.sampled_from(["mixed", "separate"]),
+    "prefill_order": st.sampled_from(["fcfs", "equal_progress"]),
+    "preemption": st.sampled_from(["recompute", "swap"]),
+    "max_preemptions": st.sampled_from([0, 1, 4]),
+    "prefix_caching": st.booleans(),
+    "priority_ageing_s": st.sampled_from([None, AGEING_S]),
+    "fair_share": st.booleans(),
+}
 
 
 def next_token(history: Sequence[int]) -> int:
@@ -72,6 +97,71 @@ class HashRunner:
             result[row.request_id] = RowFailure("not finite")
         else:
             result[row.request_id] = SampledToken(next_token(history))  # type: ignore[arg-type]
+
+
+@dataclass
+class FakePendingStep:
+    outcome: StepResult | Exception
+    is_taken: bool = False
+
+    def result(self) -> StepResult:
+        assert not self.is_taken
+        self.is_taken = True
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class AheadHashRunner(HashRunner):
+    """Computes a step when it is submitted, as a device does that reads its input then and works in order; only it
+    knows the tokens of the step before, and raises KeyError for a placeholder of anybody who was not drawn there.
+
+    refuses: the next submit raises, and nothing is computed. breaks: the next step fails when its result is taken; its
+    copies are not made, and what its rows write is poison. lost: ids of rows of such steps, and of those that were
+        submitted after one that breaks before its result was taken.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        super().__init__(num_blocks, block_size, num_host_blocks)
+        self.refuses = self.breaks = False
+        self.num_placeholders = 0
+        self.lost: set[int] = set()
+        self._last = FakePendingStep({}, is_taken=True)
+        # None where the row failed
+        self._drawn: dict[int, int | None] = {}
+
+    def submit(self, output: SchedulerOutput) -> FakePendingStep:
+        ids = {row.request_id for row in output.rows}
+        if not self._last.is_taken and isinstance(self._last.outcome, Exception):
+            self.lost |= ids
+        if self.refuses:
+            self.refuses = False
+            self.lost |= ids
+            raise RuntimeError("out of memory")
+        rows = tuple(self._filled_in(row) for row in output.rows)
+        if self.breaks:
+            self.failing |= ids
+            self.lost |= ids
+            for copy in output.block_copies:
+                blocks = self._blocks if copy.is_swap_in else self._host_blocks
+                blocks[copy.target] = [None] * self._block_size
+            output = replace(output, block_copies=())
+        result = self.execute(replace(output, rows=rows))
+        self._drawn = {
+            request_id: one.token_id if isinstance(one, SampledToken) else None for request_id, one in result.items()
+        }
+        has_failed, self.breaks = self.breaks, False
+        self._last = FakePendingStep(RuntimeError("illegal access") if has_failed else result)
+        return self._last
+
+    def _filled_in(self, row: ScheduledSequence) -> ScheduledSequence:
+        *known, last = row.token_ids
+        assert PLACEHOLDER not in known
+        assert row.sampling is None or PLACEHOLDER not in row.sampling.output_token_ids, "a penalty needs the value"
+        if last != PLACEHOLDER:
+            return row
+        self.num_placeholders += 1
+        return replace(row, token_ids=[*known, self._drawn[row.request_id]])
 
 
 def make_request(

@@ -49,7 +49,9 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
         ) from error
     scheduler = build_scheduler(config, num_blocks, num_host_blocks=runner.num_host_blocks)
     trace = StepTrace(Path(config.trace_path), config, num_blocks) if config.trace_path else None
-    engine = Engine(scheduler, runner, tokenizer, StatsCounter(num_blocks, config.block_size), trace=trace)
+    runs_ahead = config.run_ahead and config.batching_mode == "inflight" and runner.can_run_ahead
+    counter = StatsCounter(num_blocks, config.block_size)
+    engine = Engine(scheduler, runner, tokenizer, counter, trace=trace, ahead=runner if runs_ahead else None)
     host_blocks = f", {runner.num_host_blocks} in the host pool" if runner.num_host_blocks else ""
     progress(
         f"ready: {num_blocks} KV blocks of {config.block_size} tokens{host_blocks}, {config.max_num_seqs} slots, "

@@ -9,15 +9,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from noria.engine.launched_step import AheadRunner, FailedLaunch, LaunchedStep, Runner, StepAtOnce
 from noria.engine.metrics import StatsCounter
 from noria.engine.outputs import EngineStats, RequestOutput
 from noria.engine.request_timings import RequestTimer
 from noria.engine.text import IncrementalText, TextTokenizer
 from noria.engine.trace import StepTrace
 from noria.errors import DeadlineExceeded, EngineFailure, InvalidRequest, NoriaError, Overloaded
-from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
+from noria.scheduler_output import PendingStep, SampledToken, SchedulerOutput
 from noria.scheduling.scheduler import Scheduler
 from noria.scheduling.sequence_update import SequenceUpdate
 from noria.sequence import FinishReason, Request
@@ -27,12 +27,6 @@ log = logging.getLogger(__name__)
 DEADLINE_PASSED = "the request's timeout passed before it was done (its own, its priority class's or default_timeout_s)"
 
 
-class Runner(Protocol):
-    """Computes what the scheduler decided: `runtime.model_runner.ModelRunner`, or a fake in tests."""
-
-    def execute(self, output: SchedulerOutput) -> StepResult: ...
-
-
 @dataclass(slots=True)
 class _LiveRequest:
     text: IncrementalText
@@ -40,7 +34,12 @@ class _LiveRequest:
 
 
 class Engine:
-    """One loop, three verbs: schedule, run, update; then text."""
+    """One loop, three verbs: schedule, run, update; then text.
+
+    With `ahead` a step is decided and launched while the one before it is computed, and only then is the result of that
+    one taken in: the device need not wait for the host. A request that ends by its tokens (a stop token or string) has
+    a row in one more step, of which nothing comes.
+    """
 
     def __init__(
         self,
@@ -50,9 +49,15 @@ class Engine:
         counter: StatsCounter,
         clock: Callable[[], float] = time.monotonic,
         trace: StepTrace | None = None,
+        ahead: AheadRunner | None = None,
     ) -> None:
+        """ahead: launches the steps in place of `runner`; for in-flight mode only."""
         self._scheduler = scheduler
         self._runner = runner
+        self._ahead = ahead
+        # the step whose result has not been taken in; with `ahead`, also between two calls of `step`
+        self._launched: LaunchedStep | None = None
+        self._last_result_s = 0.0
         self._tokenizer = tokenizer
         self._counter = counter
         self._clock = clock
@@ -63,7 +68,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._launched is not None or self._scheduler.has_work
 
     @property
     def idle_s(self) -> float | None:
@@ -124,29 +129,37 @@ class Engine:
         self._scheduler.resume(request_id)
 
     def fail_all(self, error: NoriaError) -> None:
-        """End every request that has not ended with `error`, then free what they hold."""
+        """End every request that has not ended with `error`, then free what they hold. Nobody waits for a step."""
+        self._launched = None
         for request_id in list(self._live):
             self._end(request_id, FinishReason.ERROR, error)
         for request_id in self._scheduler.live_request_ids():
             self._scheduler.finish(request_id, FinishReason.ERROR)
 
     def step(self) -> None:
-        """Compute one step, if there is something to compute. A failed step fails just the requests in it."""
+        """Compute one step, if there is something to compute. A failed step fails just the requests in it.
+
+        With `ahead`: launch one, and take in the one before it; or just that, where nothing is left to be launched. If
+        that one turns out to have failed, the one launched behind it fails too.
+        """
         now = self._clock()
         for request_id in self._scheduler.expire(now):
             error = DeadlineExceeded(DEADLINE_PASSED)
             self._end(request_id, FinishReason.DEADLINE, error)
+        if self._launched is not None and not self._scheduler.can_run_ahead(self._launched.output):
+            self._take_result()
         scheduled = self._scheduler.schedule(now)
-        if not scheduled.rows and self._scheduler.has_work:
+        if not scheduled.rows and self._scheduler.has_work and self._launched is None:
             # the watchdog: a policy that leaves everybody waiting is a fault, and to keep silent would be another
             log.error("nothing can be scheduled though %d requests wait", scheduled.num_waiting)
             self.fail_all(EngineFailure("the scheduler found no way to go on with this request"))
             return
-        if not scheduled.rows and not scheduled.block_copies:
+        if scheduled.rows or scheduled.block_copies:
+            self._launch(scheduled, now)
+        elif self._launched is not None:
+            self._take_result()
+        else:
             return
-        self._counter.count_step(scheduled)
-        self._note_places(scheduled, now)
-        self._compute(scheduled, now)
         self._counter.count_step_time(self._clock() - now)
 
     def close(self) -> None:
@@ -159,31 +172,62 @@ class Engine:
         self._scheduler.check_integrity()
         assert set(self._live) == set(self._scheduler.live_request_ids()), "a request's text outlived it"
 
-    def _note_places(self, scheduled: SchedulerOutput, now: float) -> None:
-        for request_id in scheduled.admitted_request_ids:
-            self._live[request_id].timer.note_scheduled(now)
-        for request_id in scheduled.preempted_request_ids:
-            self._live[request_id].timer.num_preemptions += 1
-
-    def _compute(self, scheduled: SchedulerOutput, started_s: float) -> None:
-        try:
-            result = self._runner.execute(scheduled)
-        except Exception as error:
-            self._record(scheduled, started_s)
-            log.exception("a step failed")
-            failure = EngineFailure(f"the step that computed this request failed: {error}")
-            for request_id in self._scheduler.abandon(scheduled):
-                self._end(request_id, FinishReason.ERROR, failure)
+    def _launch(self, scheduled: SchedulerOutput, asked_s: float) -> None:
+        """Hand the step to the runner, and take in the one before it, which has been computed meanwhile."""
+        pending = self._submit(scheduled)
+        if self._launched is not None and not self._take_result():
+            # this step was to go on from what has failed
+            self._fail(scheduled, EngineFailure("the step before the one that computed this request failed"))
             return
-        self._record(scheduled, started_s)
-        drawn_s = self._clock()
-        for update in self._scheduler.update(scheduled, result):
-            self._take(update, drawn_s)
+        late_request_ids = self._scheduler.advance(scheduled)
+        self._counter.count_step(scheduled, late_request_ids)
+        started_s = max(asked_s, self._last_result_s)
+        self._note_places(scheduled, started_s)
+        self._launched = LaunchedStep(scheduled, pending, started_s, late_request_ids)
+        if isinstance(pending, StepAtOnce | FailedLaunch):
+            self._take_result()
 
-    def _record(self, scheduled: SchedulerOutput, started_s: float) -> None:
-        """Before `update`, which changes what the rows refer to."""
+    def _submit(self, scheduled: SchedulerOutput) -> PendingStep:
+        if self._ahead is None:
+            return StepAtOnce(lambda: self._runner.execute(scheduled))
+        try:
+            return self._ahead.submit(scheduled)
+        except Exception as error:
+            return FailedLaunch(error)
+
+    def _note_places(self, scheduled: SchedulerOutput, started_s: float) -> None:
+        """Of requests that are live: with `ahead`, some may have ended since the step was decided."""
+        for request_id in scheduled.admitted_request_ids:
+            if request_id in self._live:
+                self._live[request_id].timer.note_scheduled(started_s)
+        for request_id in scheduled.preempted_request_ids:
+            if request_id in self._live:
+                self._live[request_id].timer.num_preemptions += 1
+
+    def _take_result(self) -> bool:
+        """Wait for the launched step and hand on what it gave. False if it failed."""
+        step, self._launched = self._launched, None
+        assert step is not None
+        try:
+            result = step.pending.result()
+        except Exception as error:
+            self._record(step)
+            log.exception("a step failed")
+            self._fail(step.output, EngineFailure(f"the step that computed this request failed: {error}"))
+            return False
+        self._record(step)
+        drawn_s = self._last_result_s = self._clock()
+        for update in self._scheduler.take_result(step.output, result):
+            self._take(update, drawn_s)
+        return True
+
+    def _fail(self, scheduled: SchedulerOutput, failure: EngineFailure) -> None:
+        for request_id in self._scheduler.abandon(scheduled):
+            self._end(request_id, FinishReason.ERROR, failure)
+
+    def _record(self, step: LaunchedStep) -> None:
         if self._trace is not None:
-            self._trace.record_step(scheduled, started_s, self._clock())
+            self._trace.record_step(step.output, step.started_s, self._clock(), step.late_request_ids)
 
     def _take(self, update: SequenceUpdate, drawn_s: float) -> None:
         if update.token is None:

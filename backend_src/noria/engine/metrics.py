@@ -32,11 +32,14 @@ class StatsCounter:
         # by level
         self._ends: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
-    def count_step(self, output: SchedulerOutput) -> None:
-        """A decision without rows only copies blocks: it is no step."""
+    def count_step(self, output: SchedulerOutput, late_request_ids: tuple[int, ...] = ()) -> None:
+        """A decision without rows only copies blocks: it is no step.
+
+        late_request_ids: requests that had ended when the step was launched; their rows are as useless as padding.
+        """
         num_useful = num_computed = num_context = num_context_tokens = 0
         for row in output.rows:
-            if row.is_padding:
+            if row.is_padding or row.request_id in late_request_ids:
                 continue
             num_tokens = len(row.token_ids)
             num_useful += 1
@@ -69,6 +72,7 @@ class StatsCounter:
             }
 
     def count_step_time(self, seconds: float) -> None:
+        """Of one call of `Engine.step`; where steps overlap, the sum still counts no second twice."""
         self._step_seconds += seconds
 
     def count_prompt(self, num_tokens: int) -> None:

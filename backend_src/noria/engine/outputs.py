@@ -65,7 +65,8 @@ class EngineStats:
         the batch which was found in the cache.
 
     Counters
-    step_seconds: time spent in steps, scheduling and text included.
+    step_seconds: time spent in steps, scheduling and text included. Where a step is launched while the one before it is
+        computed, what the two share counts once: divided by num_steps it is what a step takes.
     num_swapped_blocks: copied in either direction. num_recomputed_tokens: computed before a preemption, and again.
     num_invalid: requests that the scheduler could never serve; those are in no level's counters.
 

@@ -7,7 +7,8 @@ Counts and ids only, never a token or a text. Knows no clock (times are argument
     {"step": 1, "start": 7.1, "end": 7.2, "rows": [[1, 0, 30, 1]], "running": 1, "allocated": 2, ...}
     {"request": 1, "end": 9.3, "reason": "length"}
 
-A row is [request_id, num_computed_tokens, num_tokens, RowKind]. Counts of 0 and empty lists are left out.
+A row is [request_id, num_computed_tokens, num_tokens, RowKind]. Counts of 0 and empty lists are left out. A step
+begins where the one before it ended, if that is later than its own launch, so that steps do not overlap.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _BUFFER_BYTES = 2**16
 
 
 class RowKind(IntEnum):
-    """What a row was there for: more known tokens follow it, a token is drawn from it, or it only fills its slot."""
+    """What a row was there for: more known tokens follow it, a token is drawn from it, or it only fills its slot: it
+    was finished before, in a closed batch, or had ended by the time the step was launched."""
 
     CHUNK = 0
     DRAW = 1
@@ -62,10 +64,13 @@ class StepTrace:
         }
         self._write(header)
 
-    def record_step(self, output: SchedulerOutput, started_s: float, ended_s: float) -> None:
-        """One step. To be called before the scheduler's `update`, until which the rows hold.
+    def record_step(
+        self, output: SchedulerOutput, started_s: float, ended_s: float, late_request_ids: tuple[int, ...] = ()
+    ) -> None:
+        """One step. late_request_ids: whose rows were computed for nothing.
 
-        started_s: when the scheduler was asked, on the engine's clock; ended_s: when the runner had answered.
+        started_s, ended_s: on the engine's clock, when the scheduler had been asked and the step before was over, and
+        when the runner had answered.
         """
         num_swapped_in = sum(copy.is_swap_in for copy in output.block_copies)
         counts_and_lists = {
@@ -86,7 +91,8 @@ class StepTrace:
             "start": round(started_s, 6),
             "end": round(ended_s, 6),
             "rows": [
-                (row.request_id, row.num_computed_tokens, len(row.token_ids), _row_kind(row)) for row in output.rows
+                (row.request_id, row.num_computed_tokens, len(row.token_ids), _row_kind(row, late_request_ids))
+                for row in output.rows
             ],
         }
         line.update((key, value) for key, value in counts_and_lists.items() if value)
@@ -113,7 +119,7 @@ class StepTrace:
             self.close()
 
 
-def _row_kind(row: ScheduledSequence) -> int:
-    if row.is_padding:
+def _row_kind(row: ScheduledSequence, late_request_ids: tuple[int, ...]) -> int:
+    if row.is_padding or row.request_id in late_request_ids:
         return RowKind.PADDING.value
     return RowKind.CHUNK.value if row.sampling is None else RowKind.DRAW.value

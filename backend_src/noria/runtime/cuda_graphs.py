@@ -105,9 +105,10 @@ def ladder(max_num_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """buffer: the bytes of all inputs on the device, as `kernels.upload` packs them."""
+    """buffer: all inputs on the device, as `kernels.upload` packs them; token_ids: [size], a view of it."""
 
     buffer: Tensor
+    token_ids: Tensor
     graph: Graph
 
 
@@ -140,6 +141,8 @@ class DecodeGraphs:
         recorded = self._recorded[size]
         sent = packed(arrays, self._decoder.device)
         recorded.buffer[: len(sent)].copy_(sent, non_blocking=True)
+        # between the copy and the replay in the stream's order, too; an earlier replay has been computed by then
+        batch.fill_in(recorded.token_ids)
         recorded.graph.replay()
         if len(batch.logit_indices) == len(rows):
             return recorded.graph.output[: len(rows)]
@@ -158,7 +161,7 @@ class DecodeGraphs:
         )
         # every row's logits: which are wanted is not the same at each replay
         batch = DecoderInput(token_ids, positions, slot_mapping, (), torch.arange(size, device=decoder.device))
-        return _Recorded(buffer, capture(lambda: decoder.run(batch, plan, self._cache.layers)))
+        return _Recorded(buffer, token_ids, capture(lambda: decoder.run(batch, plan, self._cache.layers)))
 
     def _arrays(self, batch: InputBatch | None, size: int) -> list[NDArray[Any]]:
         """token_ids, positions, slots [size] int64, and the fields of DecodeRows; None is a batch of no rows."""

@@ -1,12 +1,13 @@
 """ModelRunner: computes one step, from what the scheduler decided to the tokens that were drawn.
 
 The compute plane's only door to the engine. Knows nothing of requests beyond a step, and keeps no state between steps
-but the cache and what was swapped out of it.
+but the cache, what was swapped out of it, and the tokens that the last step drew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,9 +15,11 @@ from torch import Tensor
 from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder
 from noria.runtime.cuda_graphs import DecodeGraphs, record_graphs
-from noria.runtime.input_batch import InputBatch
+from noria.runtime.drawn_tokens import DrawnTokens
+from noria.runtime.input_batch import NOTHING_DRAWN, InputBatch
 from noria.runtime.kv_cache import KVCache
 from noria.runtime.swap import ApplyCopies, HostKVCache, apply_block_copies
+from noria.runtime.triton_sampling import PendingSample, TritonSampler
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import (
     RowFailure,
@@ -31,6 +34,19 @@ from noria.scheduler_output import (
 Sampler = Callable[[Tensor, Sequence[SamplingInput]], list[SampledToken | RowFailure]]
 
 MAX_WARM_UP_TOKENS_ON_CPU = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedStep:
+    """A PendingStep. sample: of the rows of request_ids; a list where the sampler did not leave it on the device."""
+
+    request_ids: tuple[int, ...]
+    sample: PendingSample | list[SampledToken | RowFailure]
+
+    def result(self) -> StepResult:
+        """By request id; empty where no row was to be sampled."""
+        results = self.sample if isinstance(self.sample, list) else self.sample.result()
+        return dict(zip(self.request_ids, results, strict=True))
 
 
 class ModelRunner:
@@ -53,30 +69,49 @@ class ModelRunner:
         self._sampler = sampler
         self._has_cuda_graphs = has_cuda_graphs
         self._apply_copies = apply_copies
+        self._drawn = NOTHING_DRAWN
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether `submit` returns before the step is computed, and the next step may have placeholders."""
+        return isinstance(self._sampler, TritonSampler)
 
     @property
     def num_host_blocks(self) -> int:
         return 0 if self.host_cache is None else self.host_cache.num_blocks
 
-    @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepResult:
         """The step's block copies, then its tokens by request id; empty where no row was to be sampled.
 
         A row whose logits are not finite is answered with a RowFailure and does not concern the others. Anything that
         is raised here (out of memory, say) concerns the whole step.
         """
+        return self.submit(output).result()
+
+    @torch.inference_mode()
+    def submit(self, output: SchedulerOutput) -> SubmittedStep:
+        """`execute` in two halves. On a GPU this one waits for nothing, and reads all of `output` that is needed.
+
+        All is launched on one stream, so that a step finds what the one before it wrote: cache, host pool and tokens.
+        """
+        drawn, self._drawn = self._drawn, NOTHING_DRAWN
         if output.block_copies:
             assert self.host_cache is not None, "the scheduler swaps, but there is no host pool"
             self._apply_copies(self.cache, self.host_cache, output.block_copies)
         if not output.rows:
-            return {}
-        batch = InputBatch.build(output.rows, self.cache.block_size, self.cache.num_blocks)
+            return SubmittedStep((), [])
+        batch = InputBatch.build(output.rows, self.cache.block_size, self.cache.num_blocks, drawn)
         logits = None if self.graphs is None else self.graphs.forward(batch)
         if logits is None:
             logits = self.decoder.forward(batch.decoder_input(self.decoder.device), self.cache.layers)
-        if not batch.sampling_inputs:
-            return {}
-        return dict(zip(batch.sampled_request_ids, self._sampler(logits, batch.sampling_inputs), strict=True))
+        request_ids, inputs = batch.sampled_request_ids, batch.sampling_inputs
+        if not inputs:
+            return SubmittedStep((), [])
+        if not isinstance(self._sampler, TritonSampler):
+            return SubmittedStep(request_ids, self._sampler(logits, inputs))
+        sample = self._sampler.enqueue(logits, inputs)
+        self._drawn = DrawnTokens.of(sample.token_ids, request_ids)
+        return SubmittedStep(request_ids, sample)
 
     def warm_up(self, max_num_rows: int, max_num_tokens: int) -> None:
         """Runs a step of so many tokens and one of so many rows, so that what they allocate is there, or fails, now.

@@ -62,7 +62,10 @@ class TritonSampler:
 
 @dataclass(frozen=True, slots=True)
 class PendingSample:
-    """token_ids: [R] int64 on the device, -1 where nothing could be drawn; to be used on the stream of `enqueue`."""
+    """token_ids: [R] int64 on the device, -1 where nothing could be drawn; to be used on the stream of `enqueue`.
+
+    All else that the host reads later is a copy, so that the logits may be overwritten by what is launched next.
+    """
 
     token_ids: Tensor
     _asked: NDArray[np.int32]

@@ -80,6 +80,11 @@ class KVCacheManager:
         sequence.block_table.extend(blocks)
         return True
 
+    def must_claim(self, sequence: Sequence) -> bool:
+        """Whether its next token takes a block that it was not promised."""
+        is_full = sequence.num_computed_tokens >= len(sequence.block_table) * self.block_size
+        return is_full and not self._num_owed(sequence)
+
     def num_blocks_freed(self, sequences: Iterable[Sequence], kept: Iterable[int]) -> list[int]:
         """How many more blocks would be unpromised without the first sequence, without the first two, and so on, if
         the blocks in `kept` were still in use."""
@@ -95,8 +100,8 @@ class KVCacheManager:
         return totals
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others share the blocks that are wholly computed by now."""
-        if not self.has_prefix_cache:
+        """Let others share the blocks that are wholly computed by now, unless the sequence has been driven out."""
+        if not self.has_prefix_cache or not sequence.block_table:
             return
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full <= sequence.num_published_blocks:

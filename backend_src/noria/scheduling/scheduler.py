@@ -2,18 +2,25 @@
 
 One loop, three verbs: `schedule` decides, the runner computes, `update` takes the result in; or `abandon`, when the
 runner failed. In between nothing else is called. `step_planner` decides a step; here requests come and end.
+
+Where the runner computes on its own, `update` is done in two halves. `advance`, once a step is launched, counts it as
+done but for the values of its tokens; then requests may come and end, and one more step be scheduled and launched,
+before `take_result` of the first, and `advance` of the second. At most two steps are under way.
+Blocks that are freed meanwhile may be given away at once, and be swapped: the device computes steps, copies included,
+in the order of their launch, so that whoever gets a block writes to it after its last holder's row has.
 Knows nothing of tensors, text, threads or clients, and has no clock: `now` is in seconds on the caller's.
 """
 
 from __future__ import annotations
 
-from noria.scheduler_output import RowFailure, SampledToken, ScheduledSequence, SchedulerOutput, StepResult
+from noria.scheduler_output import ScheduledSequence, SchedulerOutput, StepResult
 from noria.scheduling.deadlines import Deadlines
 from noria.scheduling.integrity import check_places
 from noria.scheduling.kv_cache_manager import KVCacheManager
 from noria.scheduling.occupancy import Occupancy, occupancy_of
 from noria.scheduling.pace import Pace
 from noria.scheduling.policies import Policies
+from noria.scheduling.progress import Progress
 from noria.scheduling.request_rules import RequestRules
 from noria.scheduling.rows import make_padding_row, make_row
 from noria.scheduling.running_batch import RunningBatch
@@ -21,7 +28,6 @@ from noria.scheduling.sequence_update import SequenceUpdate
 from noria.scheduling.step_plan import StepPlan
 from noria.scheduling.step_planner import StepPlanner
 from noria.scheduling.swap_space import SwapSpace
-from noria.scheduling.waiting_order import OUTPUT_WEIGHT
 from noria.scheduling.waiting_queue import WaitingQueue
 from noria.sequence import FinishReason, Request, Sequence, SequenceStatus
 
@@ -47,6 +53,7 @@ class Scheduler:
         self._planner = StepPlanner(policies, cache, queue, self._batch)
         self._sequences: dict[int, Sequence] = {}
         self._paused: dict[int, Sequence] = {}
+        self._progress = Progress(self._sequences, cache, queue, self._end)
         self._deadlines = Deadlines(self._sequences)
         self._pace = Pace()
         self._now = 0.0
@@ -123,8 +130,6 @@ class Scheduler:
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        if sequence.status is not SequenceStatus.RUNNING:
-            self._leave_queue(sequence)
         self._end(sequence, reason)
         self._batch.drop_finished(keeps_until_last=self._mode.is_closed)
         return True
@@ -189,23 +194,29 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Take in what the runner computed for `output`: progress, new tokens, ends."""
-        updates = []
+        self.advance(output)
+        return self.take_result(output, result)
+
+    def advance(self, output: SchedulerOutput) -> tuple[int, ...]:
+        """`output` has been launched. The ids of rows whose request has ended since it was scheduled."""
+        return self._progress.advance(output)
+
+    def can_run_ahead(self, output: SchedulerOutput) -> bool:
+        """Whether to decide a step before the result of `output`, which has been advanced, is known.
+
+        Not where a penalty needs the values of its tokens. Nor where somebody would be preempted for blocks that the
+        result might free: that would be right, but dear.
+        """
+        needs_values = any(
+            row.sampling is not None and row.sampling.params.has_penalties and row.request_id in self._sequences
+            for row in output.rows
+        )
+        return not needs_values and not self._planner.would_preempt()
+
+    def take_result(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
+        """Take in the tokens and ends of `output`, which has been advanced."""
         num_live = len(self._sequences)
-        for row in output.rows:
-            if row.is_padding:
-                continue
-            sequence = self._sequences[row.request_id]
-            sequence.num_computed_tokens += len(row.token_ids)
-            sampled = result[row.request_id] if row.sampling is not None else None
-            if isinstance(sampled, RowFailure):
-                self._cache.distrust(sequence)
-                self._end(sequence, FinishReason.ERROR)
-                updates.append(SequenceUpdate(row.request_id, None, FinishReason.ERROR, sampled.message))
-                continue
-            if sampled is not None:
-                # finite logits attest that all keys and values before them are finite, so others may share them
-                self._cache.publish(sequence)
-                updates.append(self._take(sequence, sampled))
+        updates = self._progress.take(output, result)
         if len(self._sequences) < num_live:
             self._batch.drop_finished(keeps_until_last=self._mode.is_closed)
         return updates
@@ -246,22 +257,9 @@ class Scheduler:
                 rows.append(make_row(sequence, num_tokens))
         return tuple(rows), num_live, num_live_kv_tokens
 
-    def _take(self, sequence: Sequence, sampled: SampledToken) -> SequenceUpdate:
-        request = sequence.request
-        sequence.token_ids.append(sampled.token_id)
-        if self._waiting.is_fair:
-            self._waiting.charge(sequence, OUTPUT_WEIGHT)
-        reason = None
-        if sampled.token_id in request.stop_token_ids:
-            reason = FinishReason.STOP
-        elif len(sequence.token_ids) - sequence.num_prompt_tokens >= request.params.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._end(sequence, reason)
-        return SequenceUpdate(request.request_id, sampled, reason)
-
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """The sequence is in the batch, or has been taken out of its queue."""
+        if sequence.status is not SequenceStatus.RUNNING:
+            self._leave_queue(sequence)
         is_answer = reason in (FinishReason.STOP, FinishReason.LENGTH)
         if not (self._mode.is_closed and is_answer):
             self._cache.free(sequence)

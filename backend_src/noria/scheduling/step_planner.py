@@ -50,6 +50,13 @@ class StepPlanner:
         self.is_blocked = self._batch.has_free_slot and len(self._queue) > 0
         return plan
 
+    def would_preempt(self) -> bool:
+        """Whether the blocks do not suffice for one more token for each decode."""
+        cache, sequences = self._cache, self._batch.sequences
+        if len(sequences) <= cache.num_unpromised:
+            return False
+        return sum(_is_decode(one) and cache.must_claim(one) for one in sequences) > cache.num_unpromised
+
     def _plan_separately(self, decodes: list[Sequence], plan: StepPlan) -> None:
         """The two take turns: a stream of prompts must not stop the decodes."""
         if not (self._was_prefill and decodes):
@@ -191,17 +198,19 @@ class StepPlanner:
             sequence
             for sequence in self._batch.sequences
             if not sequence.is_finished
+            and not sequence.is_complete
             and sequence.request_id not in plan.num_tokens
             and (not _is_decode(sequence) or sequence in plan.admitted)
         ]
 
     def _preemptible(self) -> list[Sequence]:
-        """Those that joined with all they may need reserved cannot run short, and have been driven out enough."""
+        """Those that joined with all they may need reserved cannot run short, and have been driven out enough; and
+        those that are complete are about to leave."""
         max_preemptions = self._policies.max_preemptions
         return [
             sequence
             for sequence in self._batch.sequences
-            if not sequence.is_finished and sequence.num_preemptions < max_preemptions
+            if not sequence.is_finished and not sequence.is_complete and sequence.num_preemptions < max_preemptions
         ]
 
     def _victim_order(self, sequence: Sequence) -> tuple[int, int]:
@@ -224,4 +233,5 @@ def _is_decode(sequence: Sequence) -> bool:
         sequence.status is SequenceStatus.RUNNING
         and len(sequence.token_ids) - sequence.num_computed_tokens == 1
         and len(sequence.token_ids) > sequence.num_prompt_tokens
+        and not sequence.is_complete
     )

@@ -26,7 +26,7 @@ class RecordedRow(NamedTuple):
 class RecordedStep:
     """One step; the fields are those of SchedulerOutput.
 
-    started_s: when the scheduler was asked; ended_s: when the runner had answered.
+    started_s: when the scheduler had been asked and the step before was over; ended_s: when the runner had answered.
     """
 
     step: int
