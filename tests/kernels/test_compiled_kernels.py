@@ -54,8 +54,8 @@ def check(rows):
 def check_attention(row, case):
     words = row["case"].split()
     loads = {int(size): count for size, count in row["loads"].items()}
-    # 4 bytes are an id of a block, or what there is one of for each row. Were keys or values read by 4 bytes, there would
-    # be four for each 16 bytes of the others
+    # 4 bytes are an id of a block, or what there is one of for each row. Were keys or values read by 4 bytes, there
+    # would be four for each 16 bytes of the others
     assert set(loads) <= ({4, 16} if not {"int8", "fp8"} & set(words) else {4, 8, 16}), case
     if "fp32" in words:
         assert not row["matrix_instructions"], case
