@@ -24,7 +24,7 @@ from noria.kernels.attention_tiles import SPLIT_KEYS
 from noria.kernels.paged_decode import DecodeRows
 from noria.kernels.split_states import empty_workspace
 from noria.kernels.triton_attention import TritonAttentionPlan, decode_rows
-from noria.kernels.upload import packed, views
+from noria.kernels.upload import packed, upload, views
 from noria.models.decoder import Decoder, DecoderInput
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import GIB, KVCache
@@ -145,7 +145,9 @@ class DecodeGraphs:
         recorded.graph.replay()
         if len(batch.logit_indices) == len(rows):
             return recorded.graph.output[: len(rows)]
-        return recorded.graph.output[torch.from_numpy(batch.logit_indices).to(self._decoder.device, non_blocking=True)]
+        # not from pageable memory, for which the host would wait until all that was launched before is computed
+        (indices,) = upload((batch.logit_indices,), self._decoder.device)
+        return recorded.graph.output[indices]
 
     def _record(self, size: int, capture: Capture) -> _Recorded:
         decoder = self._decoder
