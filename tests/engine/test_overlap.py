@@ -1,6 +1,7 @@
 """How steps overlap when the engine runs ahead: what is launched when, how often, and what is said of it afterwards."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ class Device(AheadHashRunner):
 
     STEP_S, HOST_S = 1.0, 0.25
 
-    def __init__(self, num_blocks: int = 64, trace: StepTrace | None = None, **config: object) -> None:
+    def __init__(self, num_blocks: int = 64, trace: StepTrace | None = None, **config: Any) -> None:
         super().__init__(num_blocks, 4, num_blocks)
         self.now = self.ready_s = 0.0
         self.log: list[str] = []

@@ -161,7 +161,7 @@ class AheadHashRunner(HashRunner):
         if last != PLACEHOLDER:
             return row
         self.num_placeholders += 1
-        return replace(row, token_ids=[*known, self._drawn[row.request_id]])
+        return replace(row, token_ids=[*known, self._drawn[row.request_id]])  # type: ignore[list-item]
 
 
 def make_request(
