@@ -41,7 +41,13 @@ class Device(AheadHashRunner):
         self.log: list[str] = []
         counter = StatsCounter(num_blocks, 4)
         self.engine = Engine(
-            make_scheduler(num_blocks, **config), self, ByteTokenizer(), counter, lambda: self.now, trace, ahead=self
+            make_scheduler(num_blocks, num_blocks, **config),
+            self,
+            ByteTokenizer(),
+            counter,
+            lambda: self.now,
+            trace,
+            ahead=self,
         )
         self.given: dict[int, list[RequestOutput]] = {}
 
@@ -137,6 +143,23 @@ def test_nobody_is_driven_out_for_a_block_that_is_about_to_be_free() -> None:
     assert device.engine.stats().num_preemptions == 0
     assert device.log.index("result 3") < device.log.index("launch 4") < device.log.index("launch 5")
     assert device.log.index("launch 5") < device.log.index("result 4")
+
+
+def test_blocks_are_published_when_the_step_that_brought_them_back_is_over() -> None:
+    """They were as soon as the tokens came that were drawn before the swap; the copies could still fail."""
+    device = Device(preemption="swap", prefix_caching=True)
+    # the second step fills the second block
+    request = make_request(range(7), max_tokens=9)
+    device.engine.add(request)
+    device.step()
+    device.step()
+    device.engine.pause(request.request_id)
+    device.engine.resume(request.request_id)
+    device.breaks = True
+    device.step()
+    assert device.log[-2:] == ["launch 3", "result 2"]
+    published = device.engine._scheduler._cache.pool._hash_by_block
+    assert [block for block in published if None in device._blocks[block]] == []
 
 
 @pytest.mark.parametrize("failure", ["refuses", "breaks"])

@@ -100,8 +100,8 @@ class KVCacheManager:
         return totals
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others share the blocks that are wholly computed by now, unless the sequence has been driven out."""
-        if not self.has_prefix_cache or not sequence.block_table:
+        """Let others share the blocks that are wholly computed by now."""
+        if not self.has_prefix_cache:
             return
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full <= sequence.num_published_blocks:
@@ -120,7 +120,8 @@ class KVCacheManager:
         self._num_promised -= self._num_owed(sequence)
         # the end of a context is worth less to others than its beginning, so it is evicted first
         self.pool.free(sequence.block_table[::-1])
-        sequence.block_table.clear()
+        # another list, so that a row under way tells whether the sequence has left and come back since
+        sequence.block_table = []
         sequence.num_promised_blocks = sequence.num_published_blocks = 0
         sequence.num_computed_tokens = 0
 

@@ -50,8 +50,9 @@ class Progress:
     def take(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Put the values in place of the placeholders. Whoever has ended since the launch is passed over.
 
-        Meanwhile the next step may have been decided, but not advanced: where the sequence is still in the batch,
-        num_computed_tokens is what this step came to, and where it was driven out it may be anywhere.
+        Meanwhile the next step may have been decided, but not advanced: where a sequence still has its row's table,
+        num_computed_tokens is what this step came to. One that was driven out may be anywhere, and in the batch again
+        with blocks that the next step is still to fill.
         """
         updates = []
         for row in output.rows:
@@ -67,7 +68,8 @@ class Progress:
                 updates.append(SequenceUpdate(row.request_id, None, FinishReason.ERROR, sampled.message))
                 continue
             # finite logits attest that all keys and values before them are finite, so others may share them
-            self._cache.publish(sequence)
+            if row.block_table is sequence.block_table:
+                self._cache.publish(sequence)
             updates.append(self._take_token(sequence, sampled))
         return updates
 
