@@ -53,26 +53,29 @@ def check(rows):
 
 def check_attention(row, case):
     words = row["case"].split()
+    is_quantised = not {"int8", "fp8"}.isdisjoint(words)
     loads = {int(size): count for size, count in row["loads"].items()}
-    # 4 bytes are an id of a block, or what there is one of for each row. Were keys or values read by 4 bytes, there
-    # would be four for each 16 bytes of the others
-    assert set(loads) <= ({4, 16} if not {"int8", "fp8"} & set(words) else {4, 8, 16}), case
+    assert set(loads) <= ({4, 8, 16} if is_quantised else {4, 16}), case
+    instructions, widest = set(row["matrix_instructions"]), WIDEST_MATRIX[row["capability"]]
     if "fp32" in words:
-        assert not row["matrix_instructions"], case
-        return
-    is_wide = row["kernel"] == "_prefill_kernel" and "deterministic" not in words
-    assert set(row["matrix_instructions"]) == {WIDEST_MATRIX[row["capability"]] if is_wide else "HMMA"}, case
-    if not {"int8", "fp8"} & set(words):
+        assert not instructions, case
+    elif is_quantised:
+        # whose tiles may be too small for the widest
+        assert instructions in ({"HMMA"}, {widest}), case
+    else:
+        is_wide = row["kernel"] == "_prefill_kernel" and "deterministic" not in words
+        assert instructions == {widest if is_wide else "HMMA"}, case
+        # 4 bytes are the id of a block, or one of the numbers that a row has. Were keys or values read by 4 bytes, each
+        # 16 of the other's would have four of these beside them
         assert loads[4] < 2 * loads[16], case
 
 
-def test_models_attention_and_each_kernel(tmp_path):
-    status, rows = report(tmp_path, "--essential")
+def test_the_attention_of_models(tmp_path):
+    """For one GPU; the other test takes minutes."""
+    status, rows = report(tmp_path, "--essential", "--capability", "80")
     assert status == 0
     check(rows)
-    assert {row["kernel"] for row in rows if row["capability"] == 90} == KERNELS
-    for capability in CAPABILITIES:
-        assert {row["kernel"] for row in rows if row["capability"] == capability} >= set(ATTENTION_KERNELS)
+    assert {row["kernel"] for row in rows} == set(ATTENTION_KERNELS)
 
 
 @pytest.mark.slow

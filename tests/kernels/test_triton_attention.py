@@ -4,24 +4,16 @@ Unused slots of a cache, out and workspace hold NaN, which must not leak. Not in
 products wrongly.
 """
 
-import numpy as np
 import pytest
 import torch
 
-from noria.kernels import paged_decode as paged_decode_module
-from noria.kernels.attention_tiles import HEAD_DIMS, MAX_GROUP, SPLIT_KEYS, check_supported
-from noria.kernels.kv_format import SCALE_BYTES, quantised
-from noria.kernels.paged_attention import AttentionRow, AttentionShape, plan_attention
-from noria.kernels.paged_decode import DecodeRows, paged_decode, paged_decode_reference
-from noria.kernels.paged_prefill import paged_prefill, paged_prefill_reference, queries_per_tile
-from noria.kernels.split_states import empty_workspace
-from noria.kernels.triton_attention import decode_rows
-from noria.kernels.upload import ALIGNMENT, upload
+from noria.kernels.attention_tiles import HEAD_DIMS, SPLIT_KEYS
+from noria.kernels.paged_attention import AttentionRow, plan_attention
+from noria.kernels.paged_decode import paged_decode, paged_decode_reference
+from noria.kernels.paged_prefill import paged_prefill, paged_prefill_reference
 from support.quick_interpreter import quick_interpreter  # noqa: F401
-from support.triton_attention import CPU, Case, Row, ordered_dot  # noqa: F401
+from support.triton_attention import TOLERANCES, Case, Row
 
-# of a few roundings; in 16 bits the weights are rounded, too
-TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 QUANTISED = pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 DETERMINISTIC = pytest.mark.parametrize("is_deterministic", [False, True], ids=["ordinary", "deterministic"])
@@ -54,38 +46,29 @@ MIXED = [
     PADDING[1],
     Row(270, seed=5),
 ]
-pytestmark = [
-    # of the interpreter, about a loop whose bounds are tensors
-    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"),
-]
-
-
-def check(case, actual):
-    assert actual.shape == case.q.shape
-    assert actual.dtype == case.dtype
-    tolerance = TOLERANCES[case.dtype]
-    torch.testing.assert_close(actual.double(), case.expected(), rtol=tolerance, atol=tolerance)
+# of the interpreter, about a loop whose bounds are tensors
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim")
 
 
 @DTYPES
 @DETERMINISTIC
 def test_decodes_around_edges_of_pages_and_splits(is_deterministic, dtype):
     case = Case(DECODES, dtype, num_heads=3, num_kv_heads=1)
-    check(case, case.attend(is_deterministic))
+    case.check(case.attend(is_deterministic))
 
 
 @DTYPES
 @DETERMINISTIC
 def test_chunks_around_edges_of_pages_and_splits(is_deterministic, dtype):
     case = Case(CHUNKS, dtype, num_heads=3, num_kv_heads=1)
-    check(case, case.attend(is_deterministic))
+    case.check(case.attend(is_deterministic))
 
 
 @DTYPES
 def test_each_kernel_computes_any_row(dtype):
     case = Case(MIXED, dtype, num_heads=3, num_kv_heads=1)
-    check(case, case.decode())
-    check(case, case.prefill())
+    case.check(case.decode())
+    case.check(case.prefill())
 
 
 @DTYPES
@@ -93,7 +76,7 @@ def test_each_kernel_computes_any_row(dtype):
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 def test_chunks_decodes_and_padding_in_one_step(block_size, is_deterministic, dtype):
     case = Case(MIXED, dtype, block_size=block_size)
-    check(case, case.attend(is_deterministic))
+    case.check(case.attend(is_deterministic))
 
 
 GROUPS = [(3, 3), (2, 1), (9, 3), (10, 2), (7, 1), (16, 1)]
@@ -104,7 +87,7 @@ HEADS_AND_ROWS = [Row(40, seed=1), Row(16, 5, seed=2)]
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), GROUPS)
 def test_groups(num_heads, num_kv_heads, dtype):
     case = Case(HEADS_AND_ROWS, dtype, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    check(case, case.attend())
+    case.check(case.attend())
 
 
 @DTYPES
@@ -112,7 +95,7 @@ def test_groups(num_heads, num_kv_heads, dtype):
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_head_sizes(head_dim, is_deterministic, dtype):
     case = Case(HEADS_AND_ROWS, dtype, head_dim=head_dim)
-    check(case, case.attend(is_deterministic))
+    case.check(case.attend(is_deterministic))
 
 
 @DTYPES
@@ -120,7 +103,7 @@ def test_head_sizes(head_dim, is_deterministic, dtype):
 @DETERMINISTIC
 def test_quantised_caches(is_deterministic, kv_dtype, dtype):
     case = Case([*MIXED, Row(SPLIT_KEYS, 2, seed=6)], dtype, kv_dtype)
-    check(case, case.attend(is_deterministic))
+    case.check(case.attend(is_deterministic))
 
 
 @QUANTISED
@@ -149,7 +132,7 @@ def test_all_shapes(num_heads, num_kv_heads, head_dim, kv_dtype, dtype):
         block_size=16 << (num_heads + HEAD_DIMS.index(head_dim)) % 4,
     )
     for is_deterministic in (False, True):
-        check(case, case.attend(is_deterministic))
+        case.check(case.attend(is_deterministic))
 
 
 WINDOWED = [Row(530, seed=1), Row(SPLIT_KEYS + 1, seed=2), Row(270, 4, seed=3), Row(3, 30, seed=4), *PADDING]
@@ -160,7 +143,7 @@ WINDOWED = [Row(530, seed=1), Row(SPLIT_KEYS + 1, seed=2), Row(270, 4, seed=3), 
 @pytest.mark.parametrize("window", [1, PAGE + 1, SPLIT_KEYS, SPLIT_KEYS + 40])
 def test_sliding_window(window, is_deterministic, dtype):
     case = Case(WINDOWED, dtype, num_heads=3, num_kv_heads=1, window=window)
-    check(case, case.attend(is_deterministic))
+    case.check(case.attend(is_deterministic))
 
 
 @DETERMINISTIC
@@ -180,7 +163,7 @@ def test_what_lies_before_a_window_is_not_read(is_deterministic):
 @pytest.mark.parametrize(("soft_cap", "window"), [(0.5, None), (30.0, None), (5.0, 20)])
 def test_soft_cap(soft_cap, window, kv_dtype, dtype):
     case = Case(MIXED, dtype, kv_dtype, soft_cap=soft_cap, window=window)
-    check(case, case.attend())
+    case.check(case.attend())
 
 
 # exp2 of scores beside a soft cap does, to the infinity that tanh's formula expects
@@ -197,7 +180,7 @@ def test_large_scores_do_not_overflow(soft_cap):
 @DETERMINISTIC
 def test_padding_sees_what_is_cached_and_nothing_else(is_deterministic, dtype):
     case = Case(PADDING, dtype)
-    check(case, case.attend(is_deterministic))
+    case.check(case.attend(is_deterministic))
 
 
 @DTYPES
@@ -259,7 +242,7 @@ def test_steps_of_one_kind(rows):
     plan = case.plan()
     assert (plan.decodes is None) == (not rows or rows == CHUNKS[:2])
     assert (plan.prefills is None) == (rows != CHUNKS[:2])
-    check(case, plan.attend(case.q, case.k_cache, case.v_cache))
+    case.check(plan.attend(case.q, case.k_cache, case.v_cache))
 
 
 @DTYPES
@@ -310,184 +293,3 @@ def test_blocks_that_lie_beyond_32_bits(kv_dtype):
 
 
 ROW_FIELDS = ("query_start", "num_queries", "first_position", "context_len")
-
-
-def token_slices(rows):
-    starts = np.cumsum([0, *(row.num_queries for row in rows)])
-    return {row: slice(start, start + row.num_queries) for row, start in zip(rows, starts, strict=False)}
-
-
-FRIENDS = [
-    Row(300, seed=1),
-    Row(PAGE - 1, seed=2),
-    Row(SPLIT_KEYS, 7, seed=3),
-    Row(2, 50, seed=4),
-    Row(9, is_padding=True),
-]
-
-
-@pytest.mark.usefixtures("ordered_dot")
-@pytest.mark.parametrize("kernel", [Case.decode, Case.prefill], ids=["decode", "prefill"])
-@pytest.mark.parametrize(
-    ("dtype", "kv_dtype", "window"),
-    [(torch.float32, None, None), (torch.float16, None, 100), (torch.float16, torch.int8, None)],
-    ids=str,
-)
-def test_a_row_does_not_change_with_its_batch_mates(dtype, kv_dtype, window, kernel):
-    rows = [row for row in FRIENDS if kernel is Case.prefill or row.num_queries == 1]
-
-    def attend(rows, block_order):
-        return kernel(Case(rows, dtype, kv_dtype, num_heads=3, num_kv_heads=1, window=window, block_order=block_order))
-
-    together, reordered = attend(rows, 0), attend(rows[::-1], 1)
-    for row in rows:
-        alone = attend([row], 2)
-        assert torch.equal(together[token_slices(rows)[row]], alone)
-        assert torch.equal(reordered[token_slices(rows[::-1])[row]], alone)
-
-
-def test_the_number_of_programs_does_not_change_a_decode(monkeypatch):
-    case = Case([Row(300, seed=1), Row(0, is_padding=True), Row(20, seed=2)], num_heads=4, num_kv_heads=2)
-    expected = case.decode()
-    for num_programs in (1, 5, 100):
-        monkeypatch.setattr(paged_decode_module, "num_programs", lambda device, count=num_programs: count)
-        assert torch.equal(case.decode(), expected)
-
-
-@pytest.mark.usefixtures("ordered_dot")
-@pytest.mark.parametrize(
-    ("dtype", "kv_dtype", "window", "soft_cap"),
-    [
-        (torch.float32, None, None, 0.0),
-        (torch.float32, None, 5, 0.0),
-        (torch.float16, None, 100, 5.0),
-        (torch.float16, torch.int8, None, 0.0),
-    ],
-    ids=str,
-)
-def test_deterministic_queries_have_the_same_bits_in_any_chunk_and_decoded(dtype, kv_dtype, window, soft_cap):
-    # a prompt across the edge between two splits
-    begin, end = SPLIT_KEYS - 4, SPLIT_KEYS + 3
-
-    def attend(chunks, kernel=Case.attend):
-        outs = []
-        position = begin
-        for num_queries in chunks:
-            rows = [Row(30, 3, seed=2), Row(position, num_queries, seed=1)]
-            case = Case(rows, dtype, kv_dtype, num_heads=3, num_kv_heads=1, window=window, soft_cap=soft_cap)
-            outs.append(kernel(case, True)[3:])
-            position += num_queries
-        assert position == end
-        return torch.cat(outs)
-
-    whole = attend([7])
-    assert not whole.isnan().any()
-    assert torch.equal(attend([7], Case.decode), whole)
-    assert torch.equal(attend([1, 6], Case.prefill), whole)
-    # of one query each to the decode kernel
-    assert torch.equal(attend([3, 1, 1, 2]), whole)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("ordered_dot")
-@pytest.mark.parametrize("head_dim", [80, 128, 256])
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [(torch.float32, None), (torch.float16, torch.float8_e4m3fn)], ids=str)
-def test_deterministic_prompts_of_several_splits(dtype, kv_dtype, head_dim):
-    case = Case([Row(560, 40, seed=1)], dtype, kv_dtype, num_heads=5, num_kv_heads=1, head_dim=head_dim)
-    check(case, case.attend(True))
-    assert torch.equal(case.attend(True), case.decode(True))
-
-
-def test_rows_that_are_not_there_get_zeros():
-    case = Case([Row(300, seed=1), Row(3, seed=2), Row(9, seed=3), Row(2, seed=4)])
-    rows = DecodeRows(*upload(decode_rows(case.rows[:2], 4, None), CPU))
-    assert rows.context_lens.tolist() == [301, 4, 0, 0]
-    out = case.empty_out()
-    workspace = empty_workspace(int(rows.unit_starts[-1]), 6, 64, CPU)
-    paged_decode(out, case.q, case.k_cache, case.v_cache, rows, workspace, 2)
-    torch.testing.assert_close(out[:2].double(), case.expected()[:2], rtol=3e-6, atol=3e-6)
-    assert torch.equal(out[2:], torch.zeros_like(out[2:]))
-
-
-def test_splits_of_decodes():
-    lengths = [0, 1, SPLIT_KEYS, SPLIT_KEYS + 1, 3 * SPLIT_KEYS]
-    rows = [AttentionRow(i, 1, n - 1, n, range(-(-n // PAGE))) for i, n in enumerate(lengths)]
-    of_all = DecodeRows(*decode_rows(rows, 5, None))
-    assert of_all.unit_starts.tolist() == [0, 0, 1, 2, 4, 7]
-    assert of_all.first_keys.tolist() == [0] * 5
-    of_window = DecodeRows(*decode_rows(rows, 5, SPLIT_KEYS + 1))
-    # the last row sees the last key of its first split
-    assert of_window.first_keys.tolist() == [0, 0, 0, 0, 2 * SPLIT_KEYS - 1]
-    assert of_window.unit_starts.tolist() == [0, 0, 1, 2, 4, 6]
-    assert DecodeRows(*decode_rows(rows, 5, 1)).unit_starts.tolist() == [0, 0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("is_deterministic", [False, True])
-def test_a_tile_holds_a_whole_group(is_deterministic):
-    for head_dim in HEAD_DIMS:
-        shape = AttentionShape(num_heads=MAX_GROUP, num_kv_heads=1, head_dim=head_dim)
-        for dtype in (torch.float32, torch.bfloat16):
-            for kv_dtype in (dtype, torch.int8):
-                assert queries_per_tile(dtype, kv_dtype, shape, is_deterministic) >= 1
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        ({"dtype": torch.float64, "kv_dtype": torch.float64}, "dtype must be one of"),
-        ({"kv_dtype": torch.float16}, "kv_cache_dtype must be torch.bfloat16, int8 or"),
-        ({"head_dim": 72}, "head_dim must be one of 64, 80"),
-        ({"group": 17}, "num_heads / num_kv_heads must be from 1 to 16, not 17"),
-        ({"block_size": 8}, "block_size must be one of 16"),
-    ],
-)
-def test_what_is_not_supported_is_named(change, names):
-    supported = {"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16, "head_dim": 64, "group": 16, "block_size": 16}
-    check_supported(**supported)
-    with pytest.raises(ValueError, match=names):
-        check_supported(**(supported | change))
-
-
-def test_tensors_of_another_shape_are_refused():
-    case = Case([Row(20, seed=1), Row(3, 4, seed=2)])
-    attend = case.plan().attend
-    with pytest.raises(ValueError, match="q must be contiguous in its last two dimensions"):
-        attend(case.q.transpose(1, 2).contiguous().transpose(1, 2), case.k_cache, case.v_cache)
-    with pytest.raises(ValueError, match="must be contiguous"):
-        attend(case.q, case.k_cache.transpose(0, 1), case.v_cache)
-    with pytest.raises(ValueError, match="must be contiguous"):
-        attend(case.q, case.k_cache[..., :32], case.v_cache)
-    with pytest.raises(ValueError, match=f"a multiple of {2 * (64 + SCALE_BYTES)} bytes"):
-        attend(case.q, torch.empty(4, 1000, dtype=torch.int8), case.v_cache)
-
-
-def test_what_a_quantised_cache_loses():
-    """So that tests of quantised caches, which compare with what the cache holds, are of something near the truth."""
-    x = torch.randn(50, 64)
-    for dtype, error in ((torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 2**-4)):
-        numbers, scales = quantised(x, dtype)
-        largest = x.abs().amax(-1, keepdim=True)
-        assert ((numbers.float() * scales[:, None] - x).abs() <= error * largest * 1.001).all()
-
-
-def test_upload():
-    arrays = [
-        np.arange(5, dtype=np.int32),
-        np.empty((0, 3), dtype=np.int32),
-        np.arange(6, dtype=np.float64).reshape(2, 3),
-        np.array([7], dtype=np.uint8),
-        np.arange(24, dtype=np.int64).reshape(4, 6)[::2, 1:3],
-        np.empty(0, dtype=np.float32),
-        np.array([[True], [False]]),
-    ]
-    tensors = upload(arrays, CPU)
-    for array, tensor in zip(arrays, tensors, strict=True):
-        assert tensor.data_ptr() % ALIGNMENT == 0
-        assert tensor.is_contiguous()
-        assert tensor.dtype == torch.from_numpy(array).dtype
-        assert tensor.shape == array.shape
-        assert np.array_equal(tensor.numpy(), array)
-    # of its own memory
-    arrays[0][:] = 0
-    assert tensors[0].tolist() == [0, 1, 2, 3, 4]
-    assert upload([], CPU) == []

@@ -19,6 +19,8 @@ from noria.kernels.triton_attention import TritonAttentionPlan, decode_rows, pla
 from noria.kernels.upload import upload
 
 CPU = torch.device("cpu")
+# of a few roundings; in 16 bits the weights are rounded, too
+TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3}
 
 
 @pytest.fixture
@@ -146,6 +148,12 @@ class Case:
         out = self.empty_out()
         self._prefill(out, PrefillTiles(**dict(zip(columns, arrays, strict=True))), is_deterministic)
         return out
+
+    def check(self, actual: Tensor) -> None:
+        assert actual.shape == self.q.shape
+        assert actual.dtype == self.dtype
+        tolerance = TOLERANCES[self.dtype]
+        torch.testing.assert_close(actual.double(), self.expected(), rtol=tolerance, atol=tolerance)
 
     def empty_out(self) -> Tensor:
         return torch.full(self.q.shape, torch.nan, dtype=self.dtype)
