@@ -30,3 +30,7 @@ class DeadlineExceeded(NoriaError):
 
 class EngineFailure(NoriaError):
     """The engine could not go on with a request, or at all (INTERNAL)."""
+
+
+class DeviceLost(EngineFailure):
+    """The GPU computes nothing more for this process (a kernel's illegal access, say): only a new one helps."""

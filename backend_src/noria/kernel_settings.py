@@ -37,11 +37,12 @@ class KernelSettings:
             return f"dtype must be {_any_of(_DTYPES[family])}, not {self.dtype}"
         if self.weight_quantization not in _WEIGHTS[family]:
             return f"weight_quantization must be {_any_of(_WEIGHTS[family])}, not {self.weight_quantization}"
-        # Triton's kernels read numbers of one byte into matrix instructions of 16 bits
-        others = () if family == "triton" and self.dtype == "float32" else _KV_DTYPES[family]
-        kv_dtypes = (self.dtype, *others)
+        kv_dtypes = (self.dtype, *_KV_DTYPES[family])
         if self.kv_dtype not in kv_dtypes:
             return f"kv_cache_dtype must be {_any_of(kv_dtypes)}, not {self.kv_dtype}"
+        if family == "triton" and self.kv_dtype != self.dtype == "float32":
+            # numbers of one byte become operands of matrix instructions of 16 bits
+            return f"kv_cache_dtype {self.kv_dtype} needs dtype bfloat16 or float16, not float32"
         if self.deterministic and family == "torch":
             return "deterministic must be false"
         return None

@@ -12,7 +12,7 @@ from noria.engine.engine import Engine
 from noria.engine.engine_loop import EngineLoop
 from noria.engine.metrics import StatsCounter
 from noria.engine.outputs import EngineStats, RequestOutput, StepReport
-from noria.errors import EngineFailure
+from noria.errors import DeviceLost, EngineFailure
 from noria.scheduler_output import SchedulerOutput, StepResult
 from noria.sequence import FinishReason, Request
 from support.byte_tokenizer import ByteTokenizer
@@ -146,6 +146,24 @@ def test_a_damaged_state_stops_the_engine_but_answers_everybody(
     wait_until(lambda: not fixture.loop._thread.is_alive())
     with pytest.raises(EngineFailure, match="the engine has stopped"):
         fixture.loop.submit([make_request()])
+
+
+def test_a_lost_gpu_stops_the_engine_and_its_heartbeat(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step failed alone, so that a process whose GPU computed nothing more took requests on, fast and healthy."""
+    requests = [make_request(max_tokens=200) for _ in range(6)]
+
+    def lose(output: SchedulerOutput) -> StepResult:
+        raise DeviceLost("an illegal memory access was encountered")
+
+    monkeypatch.setattr(fixture.runner, "submit" if isinstance(fixture.runner, HeldAheadRunner) else "execute", lose)
+    fixture.loop.start()
+    fixture.loop.submit(requests)
+    wait_until(lambda: len(fixture.ends()) == 6)
+    assert all(len(ends) == 1 and "illegal memory access" in str(ends[0].error) for ends in fixture.ends().values())
+    wait_until(lambda: not fixture.loop._thread.is_alive())
+    with pytest.raises(EngineFailure, match="the engine has stopped"):
+        fixture.loop.submit([make_request()])
+    fixture.engine.check_integrity()
 
 
 def test_stop_ends_live_requests_and_those_that_come_too_late(fixture: Fixture) -> None:

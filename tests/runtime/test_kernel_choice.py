@@ -58,11 +58,11 @@ def test_what_the_triton_kernels_do_not_know_is_left_to_torch_and_named(
     [
         ((7, 5), {"kernels": "triton"}, "compute capability must be one of 8.0, 9.0, 10.0, not 7.5"),
         ((8, 9), {"deterministic": True}, "compute capability must be one of 8.0, 9.0, 10.0, not 8.9"),
-        ((8, 0), {"weight_quantization": "fp8"}, "fp8 needs compute capability 8.9 or later, and the GPU has 8.0"),
-        ((8, 0), {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, "fp8 needs compute capability 8.9 or later"),
+        ((8, 0), {"weight_quantization": "fp8"}, "fp8 needs compute capability 9.0 or later, and the GPU has 8.0"),
+        ((8, 0), {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, "fp8 needs compute capability 9.0 or later"),
         ((9, 0), {"weight_quantization": "int4"}, "weight_quantization must be one of none, int8, fp8, not int4"),
         ((9, 0), {"kv_cache_dtype": "bfloat16", "dtype": "float16"}, "must be one of float16, int8, fp8, not bfloat16"),
-        ((9, 0), {"kv_cache_dtype": "int8"}, "kv_cache_dtype must be float32, not int8"),
+        ((9, 0), {"kv_cache_dtype": "int8"}, "kv_cache_dtype int8 needs dtype bfloat16 or float16, not float32"),
     ],
 )
 def test_what_no_kernels_can_do_on_a_gpu_is_named(tmp_path, monkeypatch, capability, changes, reason):
@@ -80,7 +80,7 @@ def test_triton_on_a_cpu(tmp_path, monkeypatch):
     # too slow for anybody who did not ask for it
     assert choose_kernels(EngineConfig(dtype="bfloat16"), config, CPU) == "torch"
     monkeypatch.setattr(kernel_choice, "IS_INTERPRETED", False)
-    with pytest.raises(ConfigError, match="device is cpu, and they run on an NVIDIA GPU"):
+    with pytest.raises(ConfigError, match="has no CUDA for torch .*, and they run on an NVIDIA GPU"):
         choose_kernels(EngineConfig(kernels="triton"), config, CPU)
 
 

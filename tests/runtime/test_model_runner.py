@@ -5,9 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
+from noria.errors import ConfigError, DeviceLost
 from noria.runtime.build import build_runner
 from noria.runtime.kv_cache import GIB, bytes_per_block
+from noria.runtime.model_runner import device_lost_is_told
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import RowFailure, SampledToken, SamplingInput, ScheduledSequence, SchedulerOutput
 from support.tiny_models import tiny_model_dir
@@ -143,3 +144,23 @@ def test_half_precision_runs(model_dir, dtype):
     runner = build_runner(dataclasses.replace(ENGINE_CONFIG, dtype=dtype), model_dir)
     assert runner.decoder.dtype == runner.cache.layers[0][0].dtype == getattr(torch, dtype)
     assert isinstance(execute(runner, row(1, [5, 6, 7]))[1], SampledToken)
+
+
+def test_a_lost_gpu_is_told_from_a_step_that_failed(monkeypatch):
+    def fail():
+        with device_lost_is_told():
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
+
+    def synchronize():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(DeviceLost, match="must be started again: out of memory"):
+        fail()

@@ -45,7 +45,8 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
         runner.warm_up(config.max_num_seqs, config.max_num_batched_tokens)
     except RuntimeError as error:
         raise ConfigError(
-            f"there is no memory for a step of max_num_batched_tokens ({config.max_num_batched_tokens}) tokens: {error}"
+            f"a first step of max_num_batched_tokens ({config.max_num_batched_tokens}) tokens or max_num_seqs "
+            f"({config.max_num_seqs}) rows failed, most often for want of memory: {error}"
         ) from error
     scheduler = build_scheduler(config, num_blocks, num_host_blocks=runner.num_host_blocks)
     trace = StepTrace(Path(config.trace_path), config, num_blocks) if config.trace_path else None

@@ -16,7 +16,7 @@ from noria.engine.outputs import EngineStats, RequestOutput
 from noria.engine.request_timings import RequestTimer
 from noria.engine.text import IncrementalText, TextTokenizer
 from noria.engine.trace import StepTrace
-from noria.errors import DeadlineExceeded, EngineFailure, InvalidRequest, NoriaError, Overloaded
+from noria.errors import DeadlineExceeded, DeviceLost, EngineFailure, InvalidRequest, NoriaError, Overloaded
 from noria.scheduler_output import PendingStep, SampledToken, SchedulerOutput
 from noria.scheduling.scheduler import Scheduler
 from noria.scheduling.sequence_update import SequenceUpdate
@@ -210,6 +210,9 @@ class Engine:
         assert step is not None
         try:
             result = step.pending.result()
+        except DeviceLost:
+            # not of this step alone: whoever runs the engine ends it
+            raise
         except Exception as error:
             self._record(step)
             log.exception("a step failed")

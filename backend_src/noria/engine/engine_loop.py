@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from noria.engine.engine import Engine
 from noria.engine.outputs import RequestOutput, StepReport
-from noria.errors import EngineFailure, NoriaError
+from noria.errors import DeviceLost, EngineFailure, NoriaError
 from noria.sequence import FinishReason, Request
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,9 @@ class EngineLoop:
             except Exception as error:
                 log.exception("the engine failed")
                 self._abandon(EngineFailure(f"the engine failed: {error}"))
+                if isinstance(error, DeviceLost):
+                    log.critical("the engine stops, and its heartbeat with it: %s", error)
+                    self._is_stopped = True
             self._deliver(StepReport(self._engine.take_outputs(), self._engine.stats()))
             if is_awake and not self._engine.has_work:
                 self._check_integrity()

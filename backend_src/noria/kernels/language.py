@@ -19,7 +19,7 @@ except ImportError:
 
 # GPUs that the kernels are compiled and checked for: A100; H100, H200; B200
 CAPABILITIES = (80, 90, 100)
-FP8_CAPABILITY = 89
+FP8_CAPABILITY = 90
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Triton's own switch. A slot or block out of range then is printed and stops the process' GPU context; else it is left
 # out.

@@ -50,10 +50,9 @@ Capture = Callable[[Callable[[], Tensor]], Graph]
 class CudaGraph:
     """See Graph. pool: memory shared by graphs of which one runs at a time; None makes a new one."""
 
-    def __init__(self, compute: Callable[[], Tensor], pool: Any = None) -> None:
+    def __init__(self, compute: Callable[[], Tensor], stream: torch.cuda.Stream, pool: Any = None) -> None:
+        """stream: for the run before the recording, in which kernels are compiled and libraries get their memory."""
         self._graph = torch.cuda.CUDAGraph()
-        # kernels are compiled, and libraries get their memory, before the recording, on a stream of its own as it is
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             compute()
@@ -79,6 +78,8 @@ def record_graphs(decoder: Decoder, cache: KVCache, max_num_rows: int) -> Decode
             f"cuda_graphs: the GPU does not have the memory to record them beside the cache: lower kv_cache_gib, "
             f"num_kv_blocks or max_num_seqs, or set cuda_graphs to false ({error})"
         ) from None
+    except RuntimeError as error:
+        raise ConfigError(f"cuda_graphs: they could not be recorded; false does without them ({error})") from error
     taken = (free - torch.cuda.mem_get_info(decoder.device)[0]) / GIB
     log.info("CUDA graphs: %d, of 1 to %d rows; %.2f GiB", len(graphs.sizes), graphs.sizes[-1], taken)
     return graphs
@@ -87,9 +88,11 @@ def record_graphs(decoder: Decoder, cache: KVCache, max_num_rows: int) -> Decode
 def shared_pool_capture() -> Capture:
     """Graphs that share the memory of their activations; the first should be the largest."""
     pools: list[Any] = []
+    # one for all: cuBLAS keeps memory for each stream that it was called on
+    stream = torch.cuda.Stream()
 
     def capture(compute: Callable[[], Tensor]) -> Graph:
-        graph = CudaGraph(compute, pools[0] if pools else None)
+        graph = CudaGraph(compute, stream, pools[0] if pools else None)
         pools.append(graph.pool)
         return graph
 

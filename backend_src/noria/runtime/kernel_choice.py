@@ -77,7 +77,8 @@ def _triton_obstacle(engine_config: EngineConfig, model_config: ModelConfig, dev
         if reason := _capability_obstacle(engine_config, device):
             return reason
     elif not IS_INTERPRETED:
-        return "device is cpu, and they run on an NVIDIA GPU (or, for tests, with TRITON_INTERPRET=1)"
+        found = "is cpu" if engine_config.device == "cpu" else f"has no CUDA for torch {torch.__version__}"
+        return f"the device {found}, and they run on an NVIDIA GPU (or, for tests, with TRITON_INTERPRET=1)"
     elif engine_config.kernels == "auto":
         return "on a CPU they are interpreted"
     try:

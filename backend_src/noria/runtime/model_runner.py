@@ -6,12 +6,15 @@ but the cache, what was swapped out of it, and the tokens that the last step dre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from noria.errors import DeviceLost
 from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder
 from noria.runtime.cuda_graphs import DecodeGraphs, record_graphs
@@ -22,6 +25,8 @@ from noria.runtime.swap import ApplyCopies, HostKVCache, apply_block_copies
 from noria.runtime.triton_sampling import PendingSample, TritonSampler
 from noria.sampling_params import SamplingParams
 from noria.scheduler_output import (
+    PLACEHOLDER,
+    BlockCopy,
     RowFailure,
     SampledToken,
     SamplingInput,
@@ -44,8 +49,9 @@ class SubmittedStep:
     sample: PendingSample | list[SampledToken | RowFailure]
 
     def result(self) -> StepResult:
-        """By request id; empty where no row was to be sampled."""
-        results = self.sample if isinstance(self.sample, list) else self.sample.result()
+        """By request id; empty where no row was to be sampled. Raises DeviceLost, as `ModelRunner.submit`."""
+        with device_lost_is_told():
+            results = self.sample if isinstance(self.sample, list) else self.sample.result()
         return dict(zip(self.request_ids, results, strict=True))
 
 
@@ -93,7 +99,12 @@ class ModelRunner:
         """`execute` in two halves. On a GPU this one waits for nothing, and reads all of `output` that is needed.
 
         All is launched on one stream, so that a step finds what the one before it wrote: cache, host pool and tokens.
+        Raises DeviceLost where no further step can be computed either.
         """
+        with device_lost_is_told():
+            return self._submit(output)
+
+    def _submit(self, output: SchedulerOutput) -> SubmittedStep:
         drawn, self._drawn = self._drawn, NOTHING_DRAWN
         if output.block_copies:
             assert self.host_cache is not None, "the scheduler swaps, but there is no host pool"
@@ -130,9 +141,22 @@ class ModelRunner:
         for num_rows in _sizes_to_warm_up(max_num_rows, self.decoder.device):
             rows = tuple(self._warm_up_row(index, 1) for index in range(num_rows))
             self.execute(SchedulerOutput(step=0, rows=rows))
+        if self.decoder.device.type == "cuda":
+            self._warm_up_what_is_rare(longest)
         if self._has_cuda_graphs:
             assert isinstance(self.decoder, Decoder), "the compiled CPU kernels have no graphs"
             self.graphs = record_graphs(self.decoder, self.cache, max_num_rows)
+
+    def _warm_up_what_is_rare(self, longest: int) -> None:
+        """Products of few rows and of some, a token that stays on the device, swaps: each has kernels of its own."""
+        for num_tokens in (16, 64):
+            self.execute(SchedulerOutput(step=0, rows=(self._warm_up_row(0, min(num_tokens, longest)),)))
+        if self.can_run_ahead:
+            row = self._warm_up_row(0, 1)
+            self.execute(SchedulerOutput(step=0, rows=(dataclasses.replace(row, token_ids=[PLACEHOLDER]),)))
+        if self.host_cache is not None:
+            copies = (BlockCopy(0, 0, is_swap_in=False), BlockCopy(0, 0, is_swap_in=True))
+            self.execute(SchedulerOutput(step=0, rows=(), block_copies=copies))
 
     def _warm_up_row(self, request_id: int, num_tokens: int, params: SamplingParams | None = None) -> ScheduledSequence:
         params = params or SamplingParams(temperature=1.0)
@@ -144,6 +168,20 @@ class ModelRunner:
             block_table=range(-(-num_tokens // self.cache.block_size)),
             sampling=sampling,
         )
+
+
+@contextmanager
+def device_lost_is_told() -> Iterator[None]:
+    """Raises DeviceLost in place of an error after which CUDA fails every later call, too."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+        except RuntimeError:
+            raise DeviceLost(f"the GPU is lost to this process, which must be started again: {error}") from error
+        raise
 
 
 def _sizes_to_warm_up(max_num_rows: int, device: torch.device) -> list[int]:
