@@ -70,14 +70,6 @@ def check_attention(row, case):
         assert loads[4] < 2 * loads[16], case
 
 
-def test_the_attention_of_models(tmp_path):
-    """For one GPU; the other test takes minutes."""
-    status, rows = report(tmp_path, "--essential", "--capability", "80")
-    assert status == 0
-    check(rows)
-    assert {row["kernel"] for row in rows} == set(ATTENTION_KERNELS)
-
-
 @pytest.mark.slow
 def test_every_kernel_at_every_tile(tmp_path):
     status, rows = report(tmp_path)

@@ -138,6 +138,7 @@ def test_all_shapes(num_heads, num_kv_heads, head_dim, kv_dtype, dtype):
 WINDOWED = [Row(530, seed=1), Row(SPLIT_KEYS + 1, seed=2), Row(270, 4, seed=3), Row(3, 30, seed=4), *PADDING]
 
 
+@pytest.mark.slow
 @DTYPES
 @DETERMINISTIC
 @pytest.mark.parametrize("window", [1, PAGE + 1, SPLIT_KEYS, SPLIT_KEYS + 40])
@@ -158,6 +159,7 @@ def test_what_lies_before_a_window_is_not_read(is_deterministic):
     torch.testing.assert_close(case.attend(is_deterministic).double(), expected, rtol=3e-6, atol=3e-6)
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
 @pytest.mark.parametrize(("soft_cap", "window"), [(0.5, None), (30.0, None), (5.0, 20)])

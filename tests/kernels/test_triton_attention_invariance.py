@@ -65,8 +65,8 @@ def test_the_number_of_programs_does_not_change_a_decode(monkeypatch):
     [
         (torch.float32, None, None, 0.0),
         (torch.float32, None, 5, 0.0),
-        (torch.float16, None, 100, 5.0),
-        (torch.float16, torch.int8, None, 0.0),
+        pytest.param(torch.float16, None, 100, 5.0, marks=pytest.mark.slow),
+        pytest.param(torch.float16, torch.int8, None, 0.0, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -166,6 +166,7 @@ def twice(half, sign=1):
     return torch.cat((half, sign * half), dim=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.usefixtures("dot_in_order")
 def test_a_row_is_the_same_alone_among_others_and_elsewhere(dtype):

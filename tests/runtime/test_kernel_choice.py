@@ -80,7 +80,7 @@ def test_triton_on_a_cpu(tmp_path, monkeypatch):
     # too slow for anybody who did not ask for it
     assert choose_kernels(EngineConfig(dtype="bfloat16"), config, CPU) == "torch"
     monkeypatch.setattr(kernel_choice, "IS_INTERPRETED", False)
-    with pytest.raises(ConfigError, match="has no CUDA for torch .*, and they run on an NVIDIA GPU"):
+    with pytest.raises(ConfigError, match=r"has no CUDA for torch .*, and they run on an NVIDIA GPU"):
         choose_kernels(EngineConfig(kernels="triton"), config, CPU)
 
 

@@ -143,6 +143,7 @@ def test_deterministic_logits_have_the_same_bits_in_whatever_steps(model_dir, or
         assert torch.equal(logits, expected), sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weights", "kv"), [("int8", "int8"), ("fp8", "fp8")])
 def test_rounded_numbers_stay_near(model_dir, caplog, weights, kv):
     caplog.set_level("INFO")
