@@ -38,5 +38,8 @@ $(INSTALLED): requirements.lock pyproject.toml $(wildcard backend_src/noria/kern
 	@echo "setting up $(VENV): about two minutes and 1.6 GB, once"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --disable-pip-version-check --no-deps -r requirements.lock
+	@# where pip took a torch for GPUs, that needs CUDA's libraries, gigabytes, which no lock for CPUs names
+	$(VENV)/bin/python -c 'import torch' 2> /dev/null || \
+		$(VENV)/bin/pip install --quiet --disable-pip-version-check -c requirements.lock torch
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
