@@ -55,7 +55,7 @@ def test_the_number_of_programs_does_not_change_a_decode(monkeypatch):
     case = Case([Row(300, seed=1), Row(0, is_padding=True), Row(20, seed=2)], num_heads=4, num_kv_heads=2)
     expected = case.decode()
     for num_programs in (1, 5, 100):
-        monkeypatch.setattr(paged_decode_module, "num_programs", lambda device, count=num_programs: count)
+        monkeypatch.setattr(paged_decode_module, "num_programs", lambda device, num_per_sm, count=num_programs: count)
         assert torch.equal(case.decode(), expected)
 
 

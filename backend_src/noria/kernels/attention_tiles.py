@@ -36,6 +36,7 @@ class Tiles(NamedTuple):
     """block_m: rows, of which group * (block_m // group) are used. The others are triton.Config's.
 
     max_registers: of a thread; None lets the assembler aim at more programs side by side, for which it may spill.
+    num_per_sm: programs of a decode that a multiprocessor holds, by the registers and shared memory that they take.
     """
 
     block_m: int
@@ -43,14 +44,18 @@ class Tiles(NamedTuple):
     num_warps: int
     num_stages: int
     max_registers: int | None = 255
+    num_per_sm: int = 1
 
 
 # By padded head size. As large as fit without a spilled register and in 99 KB of shared memory on every GPU named in
 # CAPABILITIES, which `tests/kernels/test_compiled_kernels.py` checks.
-_FLOAT32 = {64: Tiles(16, 32, 4, 2), 128: Tiles(16, 16, 8, 2), 256: Tiles(16, 16, 8, 2)}
-# with up to 168 registers three programs of a decode share a multiprocessor, see PROGRAMS_PER_SM
-_DECODE = {64: Tiles(16, 128, 4, 3, None), 128: Tiles(16, 64, 4, 3, None), 256: Tiles(16, 32, 4, 3, None)}
-_DECODE_QUANTISED = {64: Tiles(16, 64, 4, 3, None), 128: Tiles(16, 32, 4, 3, None), 256: Tiles(16, 16, 4, 3, None)}
+_FLOAT32 = {64: Tiles(16, 32, 4, 2, num_per_sm=2), 128: Tiles(16, 16, 8, 2, num_per_sm=2), 256: Tiles(16, 16, 8, 2)}
+_DECODE = {64: Tiles(16, 128, 4, 3, None, 3), 128: Tiles(16, 64, 4, 3, None, 3), 256: Tiles(16, 32, 4, 3, None, 3)}
+_DECODE_QUANTISED = {
+    64: Tiles(16, 64, 4, 3, None, 3),
+    128: Tiles(16, 32, 4, 3, None, 2),
+    256: Tiles(16, 16, 4, 3, None, 2),
+}
 _PREFILL = {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 64, 8, 3), 256: Tiles(64, 32, 8, 3)}
 _PREFILL_QUANTISED = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)}
 _PREFILL_AMPERE = {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 8, 3), 256: Tiles(64, 32, 8, 2)}

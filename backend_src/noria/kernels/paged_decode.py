@@ -33,8 +33,6 @@ from noria.kernels.kv_format import dequantised, is_quantised, paged_kv
 from noria.kernels.language import IS_INTERPRETED, tl, triton
 from noria.kernels.split_states import Workspace, merge_splits
 
-# programs for each multiprocessor: as many as fit side by side with the tiles below
-PROGRAMS_PER_SM = 3
 _SMS_WITHOUT_GPU = 2 if IS_INTERPRETED else 132
 
 
@@ -180,7 +178,7 @@ def paged_decode(
     dim = padded_dim(head_dim)
     tiles = decode_tiles(q.dtype, k_cache.dtype, head_dim, is_deterministic)
     scale = head_dim**-0.5
-    _decode_kernel[(num_programs(q.device),)](
+    _decode_kernel[(num_programs(q.device, tiles.num_per_sm),)](
         out,
         workspace.acc,
         workspace.stats,
@@ -219,10 +217,10 @@ def paged_decode(
     merge_splits(out, workspace, rows.query_indices, rows.unit_starts)
 
 
-def num_programs(device: torch.device) -> int:
+def num_programs(device: torch.device, num_per_sm: int) -> int:
     """Of the decode kernel; it does not change a result."""
     sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _SMS_WITHOUT_GPU
-    return sms * PROGRAMS_PER_SM
+    return sms * num_per_sm
 
 
 def paged_decode_reference(

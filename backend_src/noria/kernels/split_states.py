@@ -15,7 +15,7 @@ from noria.kernels.attention_tiles import merge, normalise, padded_dim
 from noria.kernels.language import tl, triton
 
 # states that are read ahead of being merged
-_AT_ONCE = 4
+_AT_ONCE = 8
 
 
 class Workspace(NamedTuple):
