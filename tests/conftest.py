@@ -5,6 +5,7 @@ And the echo models on a real tritonserver, for tests of whatever sends requests
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -20,6 +21,8 @@ from support import fake_pb_utils
 from support.echo_server import EchoServer, running_echo_server
 
 sys.modules["triton_python_backend_utils"] = fake_pb_utils  # type: ignore[assignment]
+# what a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
