@@ -115,6 +115,7 @@ def test_several_prompts_in_one_request_are_one_closed_batch(start_server: Any) 
         assert joined == text_of(stream(server, prompt, sampling={"max_tokens": 6}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["static_unary", pytest.param("dynamic_unary", marks=pytest.mark.slow)])
 def test_a_variant_that_is_not_decoupled_answers_a_plain_infer(start_server: Any, mode: str) -> None:
     server = start_server(mode)

@@ -148,6 +148,7 @@ def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(mode: str, tm
         assert server.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_takes_its_server_with_it(tmp_path: Path) -> None:
     http_port, grpc_port, metrics_port = free_ports("127.0.0.1", (0, 0, 0))
     command = [sys.executable, "-m", "noria.cli", "serve", "--engine", "kv_cache_gib=0.3"]

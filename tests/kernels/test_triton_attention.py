@@ -71,6 +71,7 @@ def test_each_kernel_computes_any_row(dtype):
     case.check(case.prefill())
 
 
+@pytest.mark.slow
 @DTYPES
 @DETERMINISTIC
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
@@ -98,6 +99,7 @@ def test_head_sizes(head_dim, is_deterministic, dtype):
     case.check(case.attend(is_deterministic))
 
 
+@pytest.mark.slow
 @DTYPES
 @QUANTISED
 @DETERMINISTIC

@@ -114,6 +114,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_a_sort() -> None:
     """16 groups, in two tiles of maxima and two of listed groups."""
     logits = random_logits(len(KINDS), 16 * GROUP_SIZE - 27)
