@@ -4,6 +4,8 @@ import json
 import os
 import socket
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from noria.errors import ConfigError
 from noria.serving import triton_install
 from noria.serving.machine import check_ports, check_shm, free_ports
 from noria.serving.server import (
+    RunningServer,
     ServerOptions,
     check_mode,
     default_repository,
@@ -115,3 +118,35 @@ def test_the_command_line_names_what_is_wrong(
 ) -> None:
     assert cli.main(arguments) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("extra_arguments", [[], ["--allow-metrics=false"]])
+def test_a_server_is_ready_when_its_metrics_answer_too(extra_arguments: list[str]) -> None:
+    """tritonserver opens the metrics last; who is told "ready" before may find the port closed."""
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"name": options.server_id}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((HOST, 0), Ready) as http, socket.socket() as metrics:
+        metrics.bind((HOST, 0))  # taken, and refuses connections until it listens
+        options = ServerOptions(
+            Path("/models"),
+            http_port=http.server_port,
+            metrics_port=metrics.getsockname()[1],
+            extra_arguments=extra_arguments,
+        )
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            assert RunningServer(options).is_ready() == bool(extra_arguments)
+            metrics.listen()
+            assert RunningServer(options).is_ready()
+        finally:
+            http.shutdown()

@@ -99,8 +99,9 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: EchoServer, log:
     while time.monotonic() < deadline:
         assert process.poll() is None, f"tritonserver ended early:\n{log.read_text()[-4000:]}"
         try:
-            with urllib.request.urlopen(f"http://{server.http}/v2/health/ready", timeout=1):
-                return
+            for address in (f"{server.http}/v2/health/ready", f"{server.metrics}/metrics"):  # opened in this order
+                urllib.request.urlopen(f"http://{address}", timeout=1).close()
+            return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     raise AssertionError(f"tritonserver was not ready in {START_TIMEOUT_S} s:\n{log.read_text()[-4000:]}")

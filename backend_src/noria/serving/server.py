@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -47,6 +48,11 @@ class ServerOptions:
     engine: Mapping[str, object] = field(default_factory=dict)
     extra_arguments: Sequence[str] = ()
     server_id: str = field(default_factory=lambda: f"noria-{uuid.uuid4().hex[:12]}")
+
+    @property
+    def has_metrics(self) -> bool:
+        """False where extra_arguments decide about the metrics endpoint, which then may never open."""
+        return not any(argument.startswith("--allow-metrics") for argument in self.extra_arguments)
 
 
 def default_repository() -> Path:
@@ -221,7 +227,7 @@ class RunningServer:
         while time.monotonic() - start < READY_TIMEOUT_S:
             if self._process.poll() is not None:
                 raise EngineFailure(f"tritonserver ended with code {self._process.returncode}:\n{self._log_excerpt()}")
-            if self._is_ready():
+            if self.is_ready():
                 return
             time.sleep(0.1)
         raise EngineFailure(f"tritonserver was not ready within {READY_TIMEOUT_S:.0f} s:\n{self._log_excerpt()}")
@@ -241,7 +247,8 @@ class RunningServer:
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether every service answers: tritonserver opens gRPC, then HTTP, then the metrics, with time between."""
         # a proxy that the environment names is not for a server of our own
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         base = f"http://{self.http_url}/v2"
@@ -249,7 +256,10 @@ class RunningServer:
             with opener.open(base, timeout=2) as response:
                 is_ours = json.loads(response.read())["name"] == self.options.server_id
             with opener.open(f"{base}/health/ready", timeout=2) as response:
-                return is_ours and response.status == 200
+                is_ready = is_ours and response.status == 200
+            if is_ready and self.options.has_metrics:
+                socket.create_connection((self.options.host, self.options.metrics_port), timeout=2).close()
+            return is_ready
         except (urllib.error.URLError, OSError, ValueError):
             return False
 
