@@ -15,7 +15,7 @@ from noria.kernels.cpu_weights import CpuWeights
 from support.int4 import in_groups, int4_activations, int4_weights
 
 LIBRARY = load_library()
-NUM_ROWS = [1, 2, 3, 4, 5, 17]
+NUM_ROWS = [1, 2, 3, 4, 5, 10, 11, 17]
 # outputs at the borders of a panel of 16, inputs at those of a vector, of a pair and of a group of 32
 SHAPES = [(1, 2), (15, 3), (16, 8), (17, 30), (33, 576), (1, 1), (16, 33), (40, 64)]
 GUARD = 12345.0
@@ -130,7 +130,8 @@ def test_a_row_is_the_same_beside_any_mates(weight_format, num_inputs):
     layer, x = Layer(randn(40, num_inputs), randn(40, seed=1), weight_format), randn(1, num_inputs, seed=2)
     alone = layer(x)
     assert alone.isfinite().all()
-    for num_mates in (1, 2, 3, 4, 8, 15):
+    # int4 weights are unpacked for 9 rows and more
+    for num_mates in (1, 2, 3, 4, 8, 9, 10, 15):
         mates = randn(num_mates, num_inputs, seed=num_mates)
         hostile = mates.clone()
         hostile[::3, 0], hostile[1::3, -1], hostile[2::3, 1] = torch.nan, torch.inf, -torch.inf

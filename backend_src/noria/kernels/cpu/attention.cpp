@@ -90,8 +90,30 @@ struct Work {
     }
 };
 
-// Vectors whose sums MR rows can keep in registers, beside the rows' own factors and one vector that they share.
+// Rows of a tile, and vectors whose sums MR rows can keep in registers, beside the factors.
+constexpr int kTileRows = 6;
 template <int MR> constexpr int kVectors = MR <= 3 ? 4 : 2;
+
+// add(m, v, factor of row m, vector v) for each row and each vector that all rows share: a row's factor stays while two
+// vectors wait for it, or else a vector while the rows' factors do. GCC would keep all of both, and run out of registers.
+template <int MR, int NV, class Factor, class Vector, class Add>
+inline __attribute__((always_inline)) void for_each_product(Factor factor, Vector vector, Add add) {
+    if constexpr (NV == 2) {
+        const F8 first = vector(0), second = vector(1);
+        EACH_ROW {
+            const F8 a = factor(m);
+            add(m, 0, a, first);
+            add(m, 1, a, second);
+        }
+    } else {
+        F8 a[MR];
+        EACH_ROW a[m] = factor(m);
+        EACH_VECTOR {
+            const F8 x = vector(v);
+            EACH_ROW add(m, v, a[m], x);
+        }
+    }
+}
 
 // Scores of MR rows for 8 NV positions. keys[0]: the first component of the first 16 (8 where NV is 1); keys[1], where NV
 // is 4: of the next 16.
@@ -104,44 +126,32 @@ ON_ITS_OWN void score(const Source<typename Format::Number> *keys, int key_strid
     for (ptrdiff_t d = 0, offset = 0; d < head_dim; ++d, offset += key_stride) {
         first.fetch(offset);
         if (NV == 4) second.fetch(offset);
-        F8 a[MR];
-        EACH_ROW a[m] = _mm256_broadcast_ss(q + m * head_dim + d);
-        EACH_VECTOR {
-            const F8 k = Format::load(v < 2 ? first.numbers + offset + 8 * v : second.numbers + offset + 8 * (v - 2));
-            EACH_ROW sums[m][v] = _mm256_fmadd_ps(a[m], k, sums[m][v]);
-        }
+        for_each_product<MR, NV>(
+            [&](int m) { return _mm256_broadcast_ss(q + m * head_dim + d); },
+            [&](int v) { return Format::load(v < 2 ? first.numbers + offset + 8 * v : second.numbers + offset + 8 * (v - 2)); },
+            [&](int m, int v, F8 a, F8 k) { sums[m][v] = _mm256_fmadd_ps(a, k, sums[m][v]); });
     }
     EACH_ROW EACH_VECTOR _mm256_storeu_ps(scores + m * kChunk + 8 * v, sums[m][v]);
 }
 
-// Scores of all rows for 8 NV positions from `position` on, of which each 16 (8 where NV is 1) lie in one block.
-template <class Format, int NV> void score_positions(const Work &work, const char *keys, int position, float *scores) {
+// NV: vectors that lie side by side in a block: 2, or 1 where blocks are not of whole 16 positions.
+template <class Format, int NV> void score_chunk(const Work &work, const char *keys, const Chunk &chunk) {
     using Number = typename Format::Number;
-    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
-    const auto source = [&](int p) { return work.source<Number>(keys, p, p % block_size); };
-    const Source<Number> parts[2] = {source(position), NV == 4 ? source(position + 16) : Source<Number>()};
-    for_each_tile(0, work.num_rows, [&](int row, auto num_rows) {
-        const float *q = work.q + row * head_dim;
-        float *target = scores + row * kChunk;
-        if constexpr (NV <= kVectors<num_rows>) {
-            score<Format, num_rows, NV>(parts, block_size, q, head_dim, target);
-        } else {
-            score<Format, num_rows, 2>(parts, block_size, q, head_dim, target);
-            score<Format, num_rows, 2>(parts + 1, block_size, q, head_dim, target + 16);
-        }
-    });
-}
-
-// NV: 2, or 1 where blocks are not of whole 16 positions.
-template <class Format, int NV>
-void score_chunk(const Work &work, const char *keys, const Chunk &chunk) {
     constexpr int part = 8 * NV;
+    const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
     for (int position = chunk.begin / part * part; position < chunk.end;) {
-        const int width = NV == 2 && position + part < chunk.end ? 2 * part : part;
-        float *scores = work.weights + position - chunk.start;
-        width == part ? score_positions<Format, NV>(work, keys, position, scores)
-                      : score_positions<Format, 2 * NV>(work, keys, position, scores);
-        position += width;
+        const int num_parts = NV == 2 && position + part < chunk.end ? 2 : 1;
+        Source<Number> parts[2];
+        for (int i = 0; i < num_parts; ++i) parts[i] = work.source<Number>(keys, position + i * part, (position + i * part) % block_size);
+        for_each_tile<kTileRows>(0, work.num_rows, [&](int row, auto num_rows) {
+            const float *q = work.q + row * head_dim;
+            float *scores = work.weights + row * kChunk + position - chunk.start;
+            if constexpr (2 * NV == kVectors<num_rows>) {
+                if (num_parts == 2) return score<Format, num_rows, 4>(parts, block_size, q, head_dim, scores);
+            }
+            for (int i = 0; i < num_parts; ++i) score<Format, num_rows, NV>(parts + i, block_size, q, head_dim, scores + i * part);
+        });
+        position += num_parts * part;
     }
 }
 
@@ -167,6 +177,10 @@ template <bool kAreWeights> void apply_scales(const Work &work, const char *cach
     }
 }
 
+bool has_nan(const float *x, int count) {
+    return std::any_of(x, x + count, [](float value) { return value != value; });
+}
+
 // One step of the online softmax of a row that sees positions [begin, end): scores become weights, what was summed up
 // before is brought to the new maximum.
 void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
@@ -178,22 +192,18 @@ void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
         std::fill(weights + std::min(last, std::max(first, end - chunk.start)), weights + last, value);
     };
     hide(-INFINITY);
-    F8 top = _mm256_set1_ps(work.largest[row]), nan = _mm256_setzero_ps();
-    for (int i = first; i < last; i += 8) {
-        const F8 score = _mm256_loadu_ps(weights + i);
-        top = _mm256_max_ps(top, score);
-        nan = _mm256_or_ps(nan, _mm256_cmp_ps(score, score, _CMP_UNORD_Q));
-    }
-    float largest = maximum(top);
-    if (_mm256_movemask_ps(nan)) largest = NAN;
-    if (largest == -INFINITY) {
+    F8 top = _mm256_set1_ps(work.largest[row]);
+    for (int i = first; i < last; i += 8) top = _mm256_max_ps(top, _mm256_loadu_ps(weights + i));
+    const float largest = maximum(top);
+    // a maximum may pass over NaN, which shows in the sum of the weights; where no other score is there is none
+    if (largest == -INFINITY && !has_nan(weights + first, last - first)) {
         std::fill(weights + first, weights + last, 0.0f);
         hide(kUnseen);
         return;
     }
     F8 total = _mm256_setzero_ps();
     for (int i = first; i < last; i += 8) {
-        const F8 weight = exponential(_mm256_sub_ps(_mm256_loadu_ps(weights + i), _mm256_set1_ps(largest)));
+        const F8 weight = exponential_up_to_0(_mm256_sub_ps(_mm256_loadu_ps(weights + i), _mm256_set1_ps(largest)));
         _mm256_storeu_ps(weights + i, weight);
         total = _mm256_add_ps(total, weight);
     }
@@ -209,55 +219,66 @@ void weigh(const Work &work, int row, const Chunk &chunk, int begin, int end) {
     work.total[row] += sum(total);
 }
 
-// Adds `count` weighted values, one after the other in memory, to 8 NV components of MR rows. kIsMasked: not all queries see
-// them, and what one does not see must not reach it, as 0 times NaN would.
-template <class Format, int MR, int NV, bool kIsMasked>
-ON_ITS_OWN void add_run(Source<typename Format::Number> value, int head_dim, const float *weights, int count, float *out) {
+// `count` values of a chunk, from its position `first` on, that lie one after the other in memory. is_masked: not all queries
+// see them, and what one does not see must not reach it, as 0 times NaN would.
+template <class Number> struct Run {
+    Source<Number> values;
+    int first, count;
+    bool is_masked;
+};
+
+// Adds weighted values to 8 NV components of MR rows.
+template <class Format, int MR, int NV>
+ON_ITS_OWN void add_runs(const Run<typename Format::Number> *runs, int num_runs, int component, int head_dim,
+                         const float *weights, float *out) {
     F8 sums[MR][NV];
     EACH_ROW EACH_VECTOR sums[m][v] = _mm256_loadu_ps(out + m * head_dim + 8 * v);
-    for (const float *end = weights + count; weights < end; ++weights, value.numbers += head_dim) {
-        for (size_t byte = 0; byte < 8 * NV * sizeof(typename Format::Number); byte += 64)
-            value.fetch(byte / sizeof(typename Format::Number));
-        F8 weight[MR];
-        EACH_ROW weight[m] = _mm256_broadcast_ss(weights + m * kChunk);
-        EACH_VECTOR {
-            const F8 x = Format::load(value.numbers + 8 * v);
-            EACH_ROW {
-                const F8 seen = kIsMasked ? _mm256_andnot_ps(is_unseen(weight[m]), x) : x;
-                sums[m][v] = _mm256_fmadd_ps(weight[m], seen, sums[m][v]);
+    for (const auto *run = runs; run < runs + num_runs; ++run) {
+        auto value = run->values;
+        value.numbers += component;
+        const auto add = [&](auto is_masked) {
+            const float *weight_of = weights + run->first;
+            for (int index = 0; index < run->count; ++index, ++weight_of, value.numbers += head_dim) {
+                for (size_t byte = 0; byte < 8 * NV * sizeof(typename Format::Number); byte += 64)
+                    value.fetch(byte / sizeof(typename Format::Number));
+                for_each_product<MR, NV>(
+                    [&](int m) { return _mm256_broadcast_ss(weight_of + m * kChunk); },
+                    [&](int v) { return Format::load(value.numbers + 8 * v); },
+                    [&](int m, int v, F8 weight, F8 x) {
+                        const F8 seen = is_masked ? _mm256_andnot_ps(is_unseen(weight), x) : x;
+                        sums[m][v] = _mm256_fmadd_ps(weight, seen, sums[m][v]);
+                    });
             }
-        }
+        };
+        run->is_masked ? add(std::true_type()) : add(std::false_type());
     }
     EACH_ROW EACH_VECTOR _mm256_storeu_ps(out + m * head_dim + 8 * v, sums[m][v]);
 }
 
-// Adds the weighted values of the chunk to 8 NV components of MR rows.
-template <class Format, int MR, int NV>
-void add_values(const Work &work, const char *values, const Chunk &chunk, int row, int component) {
+template <class Format> void add_chunk(const Work &work, const char *values, const Chunk &chunk) {
+    using Number = typename Format::Number;
     const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
-    float *out = work.out + row * head_dim + component;
-    const float *weights = work.weights + row * kChunk - chunk.start;
+    // one for each block, and one more where the part that all see begins and where it ends
+    Run<Number> runs[kChunk / 8 + 2];
+    int num_runs = 0;
     for (int position = chunk.begin; position < chunk.end;) {
-        const auto value =
-            work.source<typename Format::Number>(values, position, position % block_size * head_dim + component);
         int end = std::min(chunk.end, (position / block_size + 1) * block_size);
         const bool is_seen_by_all = position >= chunk.all_begin && position < chunk.all_end;
         if (position < chunk.all_begin) end = std::min(end, chunk.all_begin);
         if (is_seen_by_all) end = std::min(end, chunk.all_end);
-        const auto add = is_seen_by_all ? add_run<Format, MR, NV, false> : add_run<Format, MR, NV, true>;
-        add(value, head_dim, weights + position, end - position, out);
+        const auto source = work.source<Number>(values, position, position % block_size * head_dim);
+        runs[num_runs++] = {source, position - chunk.start, end - position, !is_seen_by_all};
         position = end;
     }
-}
-
-template <class Format> void add_chunk(const Work &work, const char *values, const Chunk &chunk) {
-    const int head_dim = work.shape.head_dim;
-    for_each_tile(0, work.num_rows, [&](int row, auto num_rows) {
+    for_each_tile<kTileRows>(0, work.num_rows, [&](int row, auto num_rows) {
         constexpr int kWide = kVectors<num_rows>;
+        float *out = work.out + row * head_dim;
+        const float *weights = work.weights + row * kChunk;
         int component = 0;
         for (; component + 8 * kWide <= head_dim; component += 8 * kWide)
-            add_values<Format, num_rows, kWide>(work, values, chunk, row, component);
-        for (; component < head_dim; component += 8) add_values<Format, num_rows, 1>(work, values, chunk, row, component);
+            add_runs<Format, num_rows, kWide>(runs, num_runs, component, head_dim, weights, out + component);
+        for (; component < head_dim; component += 8)
+            add_runs<Format, num_rows, 1>(runs, num_runs, component, head_dim, weights, out + component);
     });
 }
 

@@ -91,7 +91,7 @@ struct NoriaContext {
     explicit NoriaContext(int num_threads) : team(num_threads) {}
     Team team;
     Buffer<float> x, normed, qkv, attention, gate_up, scratch;
-    Buffer<char> rounded;
+    Buffer<char> rounded, unpacked;
     std::vector<QueryTile> tiles;
 };
 
@@ -107,7 +107,7 @@ public:
         qkv_width_ = attention_width_ + 2 * static_cast<size_t>(shape.kv.num_kv_heads) * shape.kv.head_dim;
         widest_ = std::max({static_cast<size_t>(model.hidden_size), attention_width_, static_cast<size_t>(model.intermediate_size)});
         x_ = context.x.reserve(rows * model.hidden_size);
-        normed_ = context.normed.reserve(rows * widest_);
+        normed_ = context.normed.reserve(std::max<size_t>(rows, team_.size()) * widest_);
         qkv_ = context.qkv.reserve(tokens * qkv_width_);
         attended_ = context.attention.reserve(tokens * attention_width_);
         gate_up_ = context.gate_up.reserve(tokens * 2 * model.intermediate_size);
@@ -117,6 +117,8 @@ public:
             return is_rounded(linear) ? row_bytes(linear.format, static_cast<int>(widest_)) : 0;
         };
         rounded_ = context.rounded.reserve(rows * std::max<size_t>({bytes(model.layers[0].qkv), bytes(model.head), 1}));
+        unpacked_size_ = most_scratch(model);
+        unpacked_ = context.unpacked.reserve(std::max<size_t>(team_.size() * unpacked_size_, 1));
         tiles_.clear();
         const int size = shape.tile_queries();
         for (int row = 0; row < step.num_rows; ++row)
@@ -125,7 +127,7 @@ public:
     }
 
     bool has_memory() const {
-        return x_ && normed_ && qkv_ && attended_ && gate_up_ && scratch_ && rounded_;
+        return x_ && normed_ && qkv_ && attended_ && gate_up_ && scratch_ && rounded_ && unpacked_;
     }
 
     void run() {
@@ -133,6 +135,14 @@ public:
     }
 
 private:
+    // bytes that the largest of the products needs of each thread
+    static size_t most_scratch(const NoriaModel &model) {
+        size_t most = scratch_bytes(model.head);
+        for (const Linear &linear : {model.layers[0].qkv, model.layers[0].attention_output, model.layers[0].gate_up, model.layers[0].down})
+            most = std::max(most, scratch_bytes(linear));
+        return most;
+    }
+
     void forward(int thread) {
         const auto &shape = model_.attention;
         const size_t hidden = model_.hidden_size, plane = step_.num_blocks * shape.kv.block_bytes();
@@ -143,9 +153,9 @@ private:
         for (int index = 0; index < model_.num_layers; ++index) {
             const NoriaLayer &layer = model_.layers[index];
             char *keys = step_.cache + 2 * index * plane, *values = keys + plane;
-            Rows rows = normalise(nullptr, step_.num_tokens, layer.attention_norm, layer.qkv);
+            Rows rows = normalise(thread, nullptr, step_.num_tokens, layer.attention_norm, layer.qkv);
             finish(thread, kStagePointwise);
-            product(layer.qkv, rows, step_.num_tokens, qkv_, qkv_width_, false);
+            product(thread, layer.qkv, rows, step_.num_tokens, qkv_, qkv_width_, false);
             finish(thread, kStageLinear);
             for_each_row(step_.num_tokens, [&](int t) { rotate_and_write(layer, t, keys, values); });
             finish(thread, kStagePointwise);
@@ -159,20 +169,20 @@ private:
             finish(thread, kStageAttention);
             rows = present(attended_, step_.num_tokens, layer.attention_output);
             finish(thread, kStagePointwise);
-            product(layer.attention_output, rows, step_.num_tokens, x_, hidden, true);
+            product(thread, layer.attention_output, rows, step_.num_tokens, x_, hidden, true);
             finish(thread, kStageLinear);
-            rows = normalise(nullptr, step_.num_tokens, layer.mlp_norm, layer.gate_up);
+            rows = normalise(thread, nullptr, step_.num_tokens, layer.mlp_norm, layer.gate_up);
             finish(thread, kStagePointwise);
-            product(layer.gate_up, rows, step_.num_tokens, gate_up_, 2 * model_.intermediate_size, false);
+            product(thread, layer.gate_up, rows, step_.num_tokens, gate_up_, 2 * model_.intermediate_size, false);
             finish(thread, kStageLinear);
-            rows = gate(step_.num_tokens, layer.down);
+            rows = gate(thread, step_.num_tokens, layer.down);
             finish(thread, kStagePointwise);
-            product(layer.down, rows, step_.num_tokens, x_, hidden, true);
+            product(thread, layer.down, rows, step_.num_tokens, x_, hidden, true);
             finish(thread, kStageLinear);
         }
-        const Rows rows = normalise(step_.logit_indices, step_.num_logits, model_.final_norm, model_.head);
+        const Rows rows = normalise(thread, step_.logit_indices, step_.num_logits, model_.final_norm, model_.head);
         finish(thread, kStagePointwise);
-        product(model_.head, rows, step_.num_logits, step_.logits, model_.vocab_size, false);
+        product(thread, model_.head, rows, step_.num_logits, step_.logits, model_.vocab_size, false);
         finish(thread, kStageHead);
     }
 
@@ -200,23 +210,29 @@ private:
         return {is_rounded(linear) ? rounded_ : reinterpret_cast<const char *>(values), row_bytes(linear.format, linear.num_inputs)};
     }
 
-    void round(const float *values, int row, const Linear &linear) {
-        if (!is_rounded(linear)) return;
-        round_row(linear.format, values + row * static_cast<size_t>(linear.num_inputs), linear.num_inputs,
-                  rounded_ + row * row_bytes(linear.format, linear.num_inputs));
+    // Where a row of inputs is written before it is rounded: in memory that stays in the cache, or, if it is not, in its place.
+    float *input_row(int thread, int row, const Linear &linear) const {
+        return is_rounded(linear) ? normed_ + thread * widest_ : normed_ + row * static_cast<size_t>(linear.num_inputs);
+    }
+
+    // x [num_inputs] as row `row` of the product's input.
+    void round(const float *x, int row, const Linear &linear) {
+        if (is_rounded(linear))
+            round_row(linear.format, x, linear.num_inputs, rounded_ + row * row_bytes(linear.format, linear.num_inputs));
     }
 
     Rows present(const float *values, int count, const Linear &linear) {
-        if (is_rounded(linear)) for_each_row(count, [&](int row) { round(values, row, linear); });
+        if (is_rounded(linear)) for_each_row(count, [&](int row) { round(values + row * static_cast<size_t>(linear.num_inputs), row, linear); });
         return as_input(values, linear);
     }
 
     // RMS norms of the rows of x_ at `indices`, or of the first `count`, for `linear`.
-    Rows normalise(const int64_t *indices, int count, const float *weight, const Linear &linear) {
+    Rows normalise(int thread, const int64_t *indices, int count, const float *weight, const Linear &linear) {
         const size_t width = model_.hidden_size;
         for_each_row(count, [&](int row) {
-            rms_norm(x_ + (indices ? indices[row] : row) * width, weight, width, normed_ + row * width);
-            round(normed_, row, linear);
+            float *y = input_row(thread, row, linear);
+            rms_norm(x_ + (indices ? indices[row] : row) * width, weight, width, y);
+            round(y, row, linear);
         });
         return as_input(normed_, linear);
     }
@@ -252,11 +268,12 @@ private:
     }
 
     // silu(gate) * up of each token, for `linear`.
-    Rows gate(int count, const Linear &linear) {
+    Rows gate(int thread, int count, const Linear &linear) {
         const size_t width = model_.intermediate_size;
         for_each_row(count, [&](int token) {
-            swiglu(gate_up_ + token * 2 * width, width, normed_ + token * width);
-            round(normed_, token, linear);
+            float *y = input_row(thread, token, linear);
+            swiglu(gate_up_ + token * 2 * width, width, y);
+            round(y, token, linear);
         });
         return as_input(normed_, linear);
     }
@@ -273,7 +290,7 @@ private:
         for (; i < width; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
     }
 
-    void product(const Linear &linear, const Rows &x, int count, float *y, size_t y_stride, bool is_added) {
+    void product(int thread, const Linear &linear, const Rows &x, int count, float *y, size_t y_stride, bool is_added) {
         // rows whose inputs stay in the cache next to the processor while the panels pass by
         const int row_block = std::max(1, kRowBlockBytes / static_cast<int>(x.row_bytes) / kTileRows) * kTileRows;
         const int num_row_blocks = (count + row_block - 1) / row_block, panels = num_panels(linear.num_outputs);
@@ -282,7 +299,7 @@ private:
         team_.for_each(num_parts * num_row_blocks, [&](int task) {
             const int part = task % num_parts, first_row = task / num_parts * row_block;
             multiply(linear, x, part * size, std::min(panels, (part + 1) * size), first_row,
-                     std::min(count, first_row + row_block), y, y_stride, is_added);
+                     std::min(count, first_row + row_block), y, y_stride, is_added, unpacked_ + thread * unpacked_size_);
         });
     }
 
@@ -293,9 +310,9 @@ private:
     const NoriaModel &model_;
     const NoriaStep &step_;
     std::vector<QueryTile> &tiles_;
-    size_t attention_width_, qkv_width_, widest_;
+    size_t attention_width_, qkv_width_, widest_, unpacked_size_;
     float *x_, *normed_, *qkv_, *attended_, *gate_up_, *scratch_;
-    char *rounded_;
+    char *rounded_, *unpacked_;
     double stage_start_s_ = 0;
 };
 
@@ -329,14 +346,15 @@ int noria_forward(NoriaContext *context, const NoriaModel *model, const NoriaSte
 void noria_linear(const Linear *linear, const float *x, int32_t rows, float *y) {
     const size_t size = row_bytes(linear->format, linear->num_inputs);
     const auto *numbers = reinterpret_cast<const char *>(x);
-    Buffer<char> rounded;
+    Buffer<char> rounded, unpacked;
     if (is_rounded(*linear)) {
         char *target = rounded.reserve(rows * size);
         for (int row = 0; row < rows; ++row)
             round_row(linear->format, x + static_cast<size_t>(row) * linear->num_inputs, linear->num_inputs, target + row * size);
         numbers = target;
     }
-    multiply(*linear, {numbers, size}, 0, num_panels(linear->num_outputs), 0, rows, y, linear->num_outputs, false);
+    multiply(*linear, {numbers, size}, 0, num_panels(linear->num_outputs), 0, rows, y, linear->num_outputs, false,
+             unpacked.reserve(scratch_bytes(*linear)));
 }
 
 }  // extern "C"

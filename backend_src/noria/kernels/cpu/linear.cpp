@@ -85,15 +85,69 @@ ON_ITS_OWN void product(const int8_t *w, const char *rows, size_t row_bytes, int
     }
 }
 
-inline F8 load_float16(const uint16_t *x) { return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i *>(x))); }
+// 32 inputs of a panel's outputs, as Int4Group has them, with a byte for each number: [8][16][4], the inputs in the order of
+// `first_input`. What it takes to make one is saved by each further tile of rows.
+struct alignas(64) UnpackedGroup {
+    __m256i numbers[8][2];
+    F8 scale[2], minimum[2];
+};
 
-// Adds the products of four inputs with 16 outputs. GCC would otherwise compute those of all rows before it adds them, and
-// run out of registers.
-inline void add_products(__m256i &low_sum, __m256i &high_sum, __m256i low, __m256i high, const char *inputs) {
-    const __m256i a = broadcast_word(inputs);
-    low_sum = _mm256_add_epi16(low_sum, _mm256_maddubs_epi16(low, a));
-    high_sum = _mm256_add_epi16(high_sum, _mm256_maddubs_epi16(high, a));
-    asm volatile("" : "+x"(low_sum), "+x"(high_sum));
+// Weights of four inputs with the first and the last eight outputs of a panel.
+struct Inputs {
+    __m256i low, high;
+};
+
+// Of the group's inputs, the first of the four that stand at `index` of eight.
+constexpr int first_input(int index) { return index % 2 * 16 + index / 2 * 4; }
+
+inline Inputs inputs(const Int4Group &group, int index) {
+    const auto *bytes = reinterpret_cast<const __m256i *>(group.numbers) + index / 2 * 2;
+    const auto half = [&](__m256i x) {
+        return _mm256_and_si256(index % 2 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+    };
+    return {half(_mm256_load_si256(bytes)), half(_mm256_load_si256(bytes + 1))};
+}
+inline Inputs inputs(const UnpackedGroup &group, int index) { return {group.numbers[index][0], group.numbers[index][1]}; }
+
+inline F8 load_float16(const uint16_t *x) { return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i *>(x))); }
+inline F8 scale(const Int4Group &group, int half) { return load_float16(group.scale + 8 * half); }
+inline F8 scale(const UnpackedGroup &group, int half) { return group.scale[half]; }
+inline F8 minimum(const Int4Group &group, int half) { return load_float16(group.minimum + 8 * half); }
+inline F8 minimum(const UnpackedGroup &group, int half) { return group.minimum[half]; }
+
+void unpack(const Int4Group *packed, int count, UnpackedGroup *unpacked) {
+    for (const Int4Group *end = packed + count; packed < end; ++packed, ++unpacked) {
+        _Pragma("GCC unroll 8") for (int index = 0; index < 8; ++index) {
+            const auto [low, high] = inputs(*packed, index);
+            unpacked->numbers[index][0] = low;
+            unpacked->numbers[index][1] = high;
+        }
+        for (int half = 0; half < 2; ++half) {
+            unpacked->scale[half] = scale(*packed, half);
+            unpacked->minimum[half] = minimum(*packed, half);
+        }
+    }
+}
+
+// Products of four inputs with 16 outputs, in pairs. As one piece of assembly, since GCC would otherwise compute those of all
+// rows before it adds them, and run out of registers.
+inline void products(__m256i &low_sum, __m256i &high_sum, const Inputs &weights, const int8_t (&row)[4]) {
+    __m256i a;
+    asm volatile("vpbroadcastd %[row], %[a]\n\t"
+                 "vpmaddubsw %[a], %[low], %[low_sum]\n\t"
+                 "vpmaddubsw %[a], %[high], %[high_sum]"
+                 : [low_sum] "=&x"(low_sum), [high_sum] "=&x"(high_sum), [a] "=&x"(a)
+                 : [low] "x"(weights.low), [high] "x"(weights.high), [row] "m"(row));
+}
+inline void add_products(__m256i &low_sum, __m256i &high_sum, const Inputs &weights, const int8_t (&row)[4]) {
+    __m256i a, product;
+    asm volatile("vpbroadcastd %[row], %[a]\n\t"
+                 "vpmaddubsw %[a], %[low], %[product]\n\t"
+                 "vpmaddubsw %[a], %[high], %[a]\n\t"
+                 "vpaddw %[product], %[low_sum], %[low_sum]\n\t"
+                 "vpaddw %[a], %[high_sum], %[high_sum]"
+                 : [low_sum] "+x"(low_sum), [high_sum] "+x"(high_sum), [a] "=&x"(a), [product] "=&x"(product)
+                 : [low] "x"(weights.low), [high] "x"(weights.high), [row] "m"(row));
 }
 
 // Adds to the sums of 8 outputs what a group's exact sums of products stand for.
@@ -103,39 +157,31 @@ inline void add_group(__m256i products, F8 scale, F8 minimum, F8 row_scale, F8 r
     _mm256_store_ps(out, _mm256_fmadd_ps(_mm256_mul_ps(whole, row_scale), scale, shifted));
 }
 
-// Weights are up to 15 and activations up to 127, so that sums of 8 pairs stay below 2^15.
-template <int MR>
-ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
+// Weights are up to 15 and activations up to 127, so that sums of 8 pairs stay below 2^15. Group: of either kind.
+template <int MR, class Group>
+ON_ITS_OWN void product(const Group *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
     memset(out, 0, MR * kPanel * sizeof(float));
-    const __m256i low_half = _mm256_set1_epi8(15);
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
-    for (const Int4Group *end = w + num_groups(num_inputs); w < end; ++w, rows += sizeof(Int8Group)) {
+    for (const Group *end = w + num_groups(num_inputs); w < end; ++w, rows += sizeof(Int8Group)) {
+        const auto row = [&](int m) -> const Int8Group & { return *reinterpret_cast<const Int8Group *>(rows + m * row_bytes); };
         __m256i low_sum[MR], high_sum[MR];
-        EACH_ROW low_sum[m] = high_sum[m] = _mm256_setzero_si256();
-        const uint8_t *bytes = w->numbers;
-        const char *numbers = rows;
-        // unrolled, this loop makes GCC load all rows' numbers first, and keep them on the stack
-        _Pragma("GCC unroll 1") for (int i = 0; i < 4; ++i, bytes += 64, numbers += 4, next += step) {
-            fetch(next);
-            const __m256i low = _mm256_load_si256(reinterpret_cast<const __m256i *>(bytes));
-            const __m256i high = _mm256_load_si256(reinterpret_cast<const __m256i *>(bytes + 32));
-            const __m256i low_first = _mm256_and_si256(low, low_half), high_first = _mm256_and_si256(high, low_half);
-            EACH_ROW add_products(low_sum[m], high_sum[m], low_first, high_first, numbers + m * row_bytes);
-            const __m256i low_second = _mm256_and_si256(_mm256_srli_epi16(low, 4), low_half);
-            const __m256i high_second = _mm256_and_si256(_mm256_srli_epi16(high, 4), low_half);
-            EACH_ROW add_products(low_sum[m], high_sum[m], low_second, high_second, numbers + 16 + m * row_bytes);
+        _Pragma("GCC unroll 8") for (int index = 0; index < 8; ++index) {
+            // packed numbers are four lines of 64 bytes, scales and minima the fifth
+            if (index % 2 == 0) fetch(next), next += step;
+            const Inputs weights = inputs(*w, index);
+            EACH_ROW {
+                const auto &numbers = reinterpret_cast<const int8_t(&)[4]>(row(m).numbers[first_input(index)]);
+                index == 0 ? products(low_sum[m], high_sum[m], weights, numbers)
+                           : add_products(low_sum[m], high_sum[m], weights, numbers);
+            }
         }
-        // numbers are four lines of 64 bytes, scales and minima the fifth
-        fetch(next);
-        next += step;
-        const F8 low_scale = load_float16(w->scale), high_scale = load_float16(w->scale + 8);
-        const F8 low_minimum = load_float16(w->minimum), high_minimum = load_float16(w->minimum + 8);
+        fetch(next), next += step;
+        const F8 low_scale = scale(*w, 0), high_scale = scale(*w, 1), low_minimum = minimum(*w, 0), high_minimum = minimum(*w, 1);
         EACH_ROW {
-            const auto *group = reinterpret_cast<const Int8Group *>(rows + m * row_bytes);
-            const F8 scale = _mm256_broadcast_ss(&group->scale), row_sum = _mm256_broadcast_ss(&group->sum);
-            add_group(low_sum[m], low_scale, low_minimum, scale, row_sum, out + m * kPanel);
-            add_group(high_sum[m], high_scale, high_minimum, scale, row_sum, out + m * kPanel + 8);
+            const F8 row_scale = _mm256_broadcast_ss(&row(m).scale), row_sum = _mm256_broadcast_ss(&row(m).sum);
+            add_group(low_sum[m], low_scale, low_minimum, row_scale, row_sum, out + m * kPanel);
+            add_group(high_sum[m], high_scale, high_minimum, row_scale, row_sum, out + m * kPanel + 8);
         }
         // nor may it keep `out` in registers, of which the sums of the next group need all
         asm volatile("" : : : "memory");
@@ -160,42 +206,71 @@ void store(const float *sums, const Linear &linear, int first_output, int count,
     }
 }
 
-template <class Weight, int MR>
-void tile_rows(const Linear &linear, const Rows &x, int panel, const Weight *weights, int row, Fetch ahead, float *y,
-               size_t y_stride, bool is_added) {
-    alignas(32) float sums[MR * kPanel];
-    product<MR>(weights, x.numbers + row * x.row_bytes, x.row_bytes, linear.num_inputs, ahead, sums);
-    const int first_output = panel * kPanel, count = std::min(kPanel, linear.num_outputs - first_output);
-    for (int m = 0; m < MR; ++m)
-        store(sums + m * kPanel, linear, first_output, count, y + (row + m) * y_stride + first_output, is_added);
+// Asks for the cache line that [x, x + 16) is in for writing. The sums of a tile are stored in every group: behind a store
+// that waits for its line those soon find no room.
+inline void claim(float *x) { asm volatile("prefetchw %0" : : "m"(*x)); }
+
+// A product's rows and where its outputs go, of one panel.
+struct Target {
+    const Linear &linear;
+    const Rows &x;
+    int panel, first_row, last_row;
+    float *y;
+    size_t y_stride;
+    bool is_added;
+};
+
+// `weights`: of the panel, packed or not; next_panel: the packed ones that are multiplied next, panel_bytes of them.
+template <class Weight>
+void multiply_panel(const Target &target, const Weight *weights, const void *next_panel, size_t panel_bytes) {
+    const Linear &linear = target.linear;
+    const int first_output = target.panel * kPanel, count = std::min(kPanel, linear.num_outputs - first_output);
+    const int num_tiles = (target.last_row - target.first_row + kTileRows - 1) / kTileRows;
+    for_each_tile<kTileRows>(target.first_row, target.last_row, [&](int row, auto num_rows) {
+        alignas(32) float sums[num_rows * kPanel];
+        float *y = target.y + row * target.y_stride + first_output;
+        for (int m = 0; m < num_rows; ++m) claim(y + m * target.y_stride);
+        const Fetch ahead(next_panel, panel_bytes, (row - target.first_row) / kTileRows, num_tiles);
+        product<num_rows>(weights, target.x.numbers + row * target.x.row_bytes, target.x.row_bytes, linear.num_inputs, ahead, sums);
+        for (int m = 0; m < num_rows; ++m)
+            store(sums + m * kPanel, linear, first_output, count, y + m * target.y_stride, target.is_added);
+    });
 }
 
-// panel_size: in Weight
-template <class Weight>
-void multiply_as(const Linear &linear, const Rows &x, size_t panel_size, int first_panel, int last_panel, int first_row,
-                 int last_row, float *y, size_t y_stride, bool is_added) {
-    const int num_tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
-    for (int panel = first_panel; panel < last_panel; ++panel)
-        for_each_tile(first_row, last_row, [&](int row, auto num_rows) {
-            const Weight *weights = static_cast<const Weight *>(linear.weight) + panel * panel_size;
-            const Fetch ahead(weights + panel_size, panel_size * sizeof(Weight), (row - first_row) / kTileRows, num_tiles);
-            tile_rows<Weight, num_rows>(linear, x, panel, weights, row, ahead, y, y_stride, is_added);
-        });
-}
+// Tiles of rows that it takes for unpacking to cost less than it saves.
+constexpr int kUnpackTiles = 3;
 
 }  // namespace
 
+size_t scratch_bytes(const Linear &linear) {
+    return linear.format == WeightFormat::kInt4 ? num_groups(linear.num_inputs) * sizeof(UnpackedGroup) : 0;
+}
+
 void multiply(const Linear &linear, const Rows &x, int first_panel, int last_panel, int first_row, int last_row, float *y,
-              size_t y_stride, bool is_added) {
+              size_t y_stride, bool is_added, void *scratch) {
     const size_t num_inputs = linear.num_inputs;
-    const auto as = [&](auto *weight, size_t panel_size) {
-        multiply_as<std::remove_pointer_t<decltype(weight)>>(linear, x, panel_size, first_panel, last_panel, first_row,
-                                                             last_row, y, y_stride, is_added);
+    const auto for_each_panel = [&](auto *weights, size_t panel_size) {
+        weights += first_panel * panel_size;
+        for (int panel = first_panel; panel < last_panel; ++panel, weights += panel_size) {
+            const Target target{linear, x, panel, first_row, last_row, y, y_stride, is_added};
+            const size_t panel_bytes = panel_size * sizeof *weights;
+            if constexpr (std::is_same_v<decltype(weights), const Int4Group *>) {
+                if (last_row - first_row > (kUnpackTiles - 1) * kTileRows) {
+                    auto *unpacked = static_cast<UnpackedGroup *>(scratch);
+                    unpack(weights, static_cast<int>(panel_size), unpacked);
+                    multiply_panel(target, unpacked, weights + panel_size, panel_bytes);
+                    continue;
+                }
+            }
+            multiply_panel(target, weights, weights + panel_size, panel_bytes);
+        }
     };
     switch (linear.format) {
-    case WeightFormat::kFloat32: as(static_cast<float *>(nullptr), num_inputs * kPanel); break;
-    case WeightFormat::kInt8: as(static_cast<int8_t *>(nullptr), (num_inputs + 1) / 2 * 2 * kPanel); break;
-    case WeightFormat::kInt4: as(static_cast<Int4Group *>(nullptr), num_groups(linear.num_inputs));
+    case WeightFormat::kFloat32: for_each_panel(static_cast<const float *>(linear.weight), num_inputs * kPanel); break;
+    case WeightFormat::kInt8:
+        for_each_panel(static_cast<const int8_t *>(linear.weight), (num_inputs + 1) / 2 * 2 * kPanel);
+        break;
+    case WeightFormat::kInt4: for_each_panel(static_cast<const Int4Group *>(linear.weight), num_groups(linear.num_inputs));
     }
 }
 
