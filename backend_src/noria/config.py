@@ -54,6 +54,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "priority_levels": (1, 64),
     "default_priority_level": (1, 64),
     "priority_ageing_s": (0.001, 1e9),
+    "stream_interval": (1, 2**20),
     "max_unsent_bytes": (1, 2**31),
     "slow_reader_timeout_s": (0.0, 1e9),
     "default_timeout_s": (0.001, 1e9),
@@ -125,6 +126,7 @@ class EngineConfig:
     fair_share: between the `user`s of one level, by the tokens each was given (VTC, OSDI'24).
     max_queue_size, max_queue_tokens: requests, and their prompt tokens, that may wait; one more is UNAVAILABLE.
     default_timeout_s: the deadline of a request that brings none, in seconds after it came.
+    stream_interval: new tokens in a streamed response; the first is sent at once, and the end.
     max_unsent_bytes: of one request's responses that Triton has not taken, before the request is paused;
         slow_reader_timeout_s: how long it may stay so before it is ended.
     trace_path: a file to record every step in, see `engine.trace`; None records nothing.
@@ -176,6 +178,7 @@ class EngineConfig:
     priority_classes: Mapping[int, PriorityClass] = field(default_factory=dict)
     fair_share: bool = False
     default_timeout_s: float | None = None
+    stream_interval: int = 1
     max_unsent_bytes: int = 2**20
     slow_reader_timeout_s: float = 30.0
     trace_path: str | None = None

@@ -36,6 +36,22 @@ def test_a_stream_sends_deltas_and_the_last_one_says_why_it_ended(any_mode: Fake
     assert flat(responses[-1].value("finish_reason")) == b"length"
 
 
+@pytest.mark.parametrize("mode", ["inflight", "dynamic"])
+def test_with_a_stream_interval_an_answer_comes_in_few_responses(mode: str) -> None:
+    service = FakeService(mode, stream_interval=8)
+    try:
+        request = service.request("a", sampling={"max_tokens": 20}, stream=True, return_num_output_tokens=True)
+        (responses,) = service.ask(request)
+    finally:
+        service.service.close()
+    assert text_of(responses) == "bcdefghijklmnopqrstu"
+    counts = [flat(response.value("num_output_tokens")) for response in responses]
+    assert sum(counts) == 20
+    # the first, two of eight, the rest
+    assert len(responses) <= 4
+    assert all(count >= 8 for count in counts[1:-1])
+
+
 def test_the_optional_outputs_count_and_score_what_they_say(any_mode: FakeService) -> None:
     names = ("return_num_input_tokens", "return_num_output_tokens", "return_cumulative_logprob", "return_logprobs")
     sampling = {"max_tokens": 3, "logprobs": 2}

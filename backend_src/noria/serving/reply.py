@@ -68,6 +68,7 @@ class Reply:
         self.n = n
         self.error: NoriaError | None = None
         self.num_waiting_bytes = 0
+        self._is_begun = False
         self._parts = {
             request.request_id: _Part(prompt_texts[index // n], len(request.prompt_token_ids))
             for index, request in enumerate(requests)
@@ -90,12 +91,16 @@ class Reply:
         """Nothing more will come: every part has ended, or one has failed."""
         return self.error is not None or all(part.finish_reason for part in self._parts.values())
 
-    @property
-    def has_news(self) -> bool:
-        """There is text to send, or an end. A stream never sends an empty chunk before that."""
-        if not self.options.is_streamed:
+    def has_news(self, stream_interval: int) -> bool:
+        """There is an end to send, or, of a stream, text: the first, or so many tokens of a part since the last chunk.
+
+        A stream never sends an empty chunk before its end.
+        """
+        if self.is_finished or not self.options.is_streamed:
             return self.is_finished
-        return self.is_finished or any(part.text for part in self._parts.values())
+        if not any(part.text for part in self._parts.values()):
+            return False
+        return not self._is_begun or any(len(part.tokens) >= stream_interval for part in self._parts.values())
 
     @property
     def num_input_tokens(self) -> list[int]:
@@ -123,6 +128,7 @@ class Reply:
             for part in self._parts.values()
         ]
         self.num_waiting_bytes = 0
+        self._is_begun = True
         for part in self._parts.values():
             part.text = ""
             part.tokens = []

@@ -72,6 +72,7 @@ class GenerationService:
                 pause=lambda request_ids: self._loop.pause(request_ids),
                 resume=lambda request_ids: self._loop.resume(request_ids),
             ),
+            stream_interval=config.stream_interval,
             is_unloading=UnloadWatch(model_name).is_unloading,
             decode_token=lambda token_id: parts.tokenizer.decode([token_id], skip_special_tokens=False),
         )
