@@ -87,7 +87,7 @@ async def generate(job: Job, records_file: IO[str], out: IO[str]) -> None:
         print(json.dumps(record.to_json(), separators=(",", ":")), file=records_file, flush=True)
 
     run = LoadRun(len(job.workload.items), on_record=write)
-    async with AsyncClient(job.url, job.protocol, job.model, has_error_codes=True) as client:
+    async with AsyncClient(job.url, job.protocol, job.model) as client:
         # connects, and learns the tensors' shapes, outside of what is measured
         await client.traits()
         monitor = LoopMonitor()

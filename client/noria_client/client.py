@@ -25,8 +25,9 @@ class Client:
 
     url: host:port of the protocol's endpoint. The model's shape is asked for once: after it was loaded with another
     config, make a new client. Threads may share a client.
-    has_error_codes: ask for codes with the errors of gRPC streams. Only for models that send an error and its FINAL
-    flag in one response, as Noria does: with one that sends them apart, tritonserver 2.51 crashes.
+    has_error_codes: ask for codes with the errors of gRPC streams; without them a stream's error has the code UNKNOWN.
+    Not for a server that refuses many requests: tritonserver 2.51 died (SIGSEGV) after 50 to 300 streams refused so,
+    and with a model that sends an error and its FINAL flag apart, which Noria does not, at the first.
     """
 
     def __init__(

@@ -19,7 +19,12 @@ from noria_client.errors import ServerError
 from noria_client.generation import Outputs
 from noria_client.text_request import TRAITS_TIMEOUT_S, ModelTraits, TextRequest
 
-_CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+# Each client has a connection of its own: by default, all channels of a process to one address share one.
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+]
 
 # Asks for a stream's errors as gRPC statuses, with a code, instead of texts alone; servers before 24.08 ignore it.
 _ERROR_CODES = (("triton_grpc_error", "true"),)
