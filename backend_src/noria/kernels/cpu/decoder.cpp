@@ -147,7 +147,7 @@ private:
         const auto &shape = model_.attention;
         const size_t hidden = model_.hidden_size, plane = step_.num_blocks * shape.kv.block_bytes();
         start(thread);
-        for_each_row(step_.num_tokens, [&](int t) {
+        for_each_row(thread, step_.num_tokens, [&](int t) {
             memcpy(x_ + t * hidden, model_.embedding + step_.token_ids[t] * hidden, hidden * sizeof(float));
         });
         for (int index = 0; index < model_.num_layers; ++index) {
@@ -157,9 +157,9 @@ private:
             finish(thread, kStagePointwise);
             product(thread, layer.qkv, rows, step_.num_tokens, qkv_, qkv_width_, false);
             finish(thread, kStageLinear);
-            for_each_row(step_.num_tokens, [&](int t) { rotate_and_write(layer, t, keys, values); });
+            for_each_row(thread, step_.num_tokens, [&](int t) { rotate_and_write(layer, t, keys, values); });
             finish(thread, kStagePointwise);
-            team_.for_each(static_cast<int>(tiles_.size()) * shape.kv.num_kv_heads, [&](int task) {
+            team_.for_each(thread, static_cast<int>(tiles_.size()) * shape.kv.num_kv_heads, [&](int task) {
                 const QueryTile &tile = tiles_[task / shape.kv.num_kv_heads];
                 const AttentionRow &row = step_.rows[tile.row];
                 attend(shape, row, tile, task % shape.kv.num_kv_heads, keys, values, qkv_ + row.query_start * qkv_width_,
@@ -167,7 +167,7 @@ private:
                        scratch_ + thread * shape.scratch_size());
             });
             finish(thread, kStageAttention);
-            rows = present(attended_, step_.num_tokens, layer.attention_output);
+            rows = present(thread, attended_, step_.num_tokens, layer.attention_output);
             finish(thread, kStagePointwise);
             product(thread, layer.attention_output, rows, step_.num_tokens, x_, hidden, true);
             finish(thread, kStageLinear);
@@ -198,9 +198,9 @@ private:
     }
 
     // task(row) for each of so many rows, several at a time where there are many
-    template <class Task> void for_each_row(int count, Task task) {
+    template <class Task> void for_each_row(int thread, int count, Task task) {
         const int size = std::max(1, count / (8 * team_.size()));
-        team_.for_each((count + size - 1) / size, [&](int part) {
+        team_.for_each(thread, (count + size - 1) / size, [&](int part) {
             for (int row = part * size; row < std::min(count, (part + 1) * size); ++row) task(row);
         });
     }
@@ -221,15 +221,15 @@ private:
             round_row(linear.format, x, linear.num_inputs, rounded_ + row * row_bytes(linear.format, linear.num_inputs));
     }
 
-    Rows present(const float *values, int count, const Linear &linear) {
-        if (is_rounded(linear)) for_each_row(count, [&](int row) { round(values + row * static_cast<size_t>(linear.num_inputs), row, linear); });
+    Rows present(int thread, const float *values, int count, const Linear &linear) {
+        if (is_rounded(linear)) for_each_row(thread, count, [&](int row) { round(values + row * static_cast<size_t>(linear.num_inputs), row, linear); });
         return as_input(values, linear);
     }
 
     // RMS norms of the rows of x_ at `indices`, or of the first `count`, for `linear`.
     Rows normalise(int thread, const int64_t *indices, int count, const float *weight, const Linear &linear) {
         const size_t width = model_.hidden_size;
-        for_each_row(count, [&](int row) {
+        for_each_row(thread, count, [&](int row) {
             float *y = input_row(thread, row, linear);
             rms_norm(x_ + (indices ? indices[row] : row) * width, weight, width, y);
             round(y, row, linear);
@@ -270,7 +270,7 @@ private:
     // silu(gate) * up of each token, for `linear`.
     Rows gate(int thread, int count, const Linear &linear) {
         const size_t width = model_.intermediate_size;
-        for_each_row(count, [&](int token) {
+        for_each_row(thread, count, [&](int token) {
             float *y = input_row(thread, token, linear);
             swiglu(gate_up_ + token * 2 * width, width, y);
             round(y, token, linear);
@@ -296,7 +296,7 @@ private:
         const int num_row_blocks = (count + row_block - 1) / row_block, panels = num_panels(linear.num_outputs);
         const int size = std::max(1, panels / (kTasksPerThread * team_.size()));
         const int num_parts = (panels + size - 1) / size;
-        team_.for_each(num_parts * num_row_blocks, [&](int task) {
+        team_.for_each(thread, num_parts * num_row_blocks, [&](int task) {
             const int part = task % num_parts, first_row = task / num_parts * row_block;
             multiply(linear, x, part * size, std::min(panels, (part + 1) * size), first_row,
                      std::min(count, first_row + row_block), y, y_stride, is_added, unpacked_ + thread * unpacked_size_);

@@ -2,6 +2,7 @@
 
 #include <climits>
 #include <cstdlib>
+#include <cstring>
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -39,7 +40,11 @@ void change(std::atomic<uint32_t> &word, std::atomic<int> &num_asleep) {
 
 }  // namespace
 
-Team::Team(int num_threads) : size_(num_threads), workers_(static_cast<Worker *>(calloc(num_threads, sizeof(Worker)))) {
+Team::Team(int num_threads)
+    : size_(num_threads), workers_(static_cast<Worker *>(calloc(num_threads, sizeof(Worker)))),
+      shares_(static_cast<Share *>(aligned_alloc(alignof(Share), num_threads * sizeof(Share)))) {
+    if (!workers_ || !shares_) return;
+    memset(static_cast<void *>(shares_), 0, num_threads * sizeof(Share));
     is_bound_ = size_ > 1 && sched_getaffinity(0, sizeof cores_, &cores_) == 0 && CPU_COUNT(&cores_) == size_;
     for (int index = 1; index < size_; ++index) {
         workers_[index] = {this, index, {}};
@@ -53,6 +58,7 @@ Team::~Team() {
     change(epoch_, num_asleep_);
     for (int index = 1; index <= num_started_; ++index) pthread_join(workers_[index].thread, nullptr);
     free(workers_);
+    free(shares_);
 }
 
 void Team::run(void (*body)(void *, int), void *argument) {
@@ -85,7 +91,7 @@ void Team::barrier() {
     const uint32_t generation = generation_.load(std::memory_order_acquire);
     if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
         num_arrived_.store(0, std::memory_order_relaxed);
-        next_task_.store(0, std::memory_order_relaxed);
+        for (int index = 0; index < size_; ++index) shares_[index].num_claimed.store(0, std::memory_order_relaxed);
         change(generation_, num_asleep_);
     } else {
         wait_for_change(generation_, generation, num_asleep_);
