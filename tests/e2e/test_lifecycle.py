@@ -16,8 +16,11 @@ import tritonclient.grpc as grpcclient
 
 from noria.serving.machine import free_ports
 from noria.serving.server import RunningServer, ServerOptions, default_repository
+from support.processes import children
 from support.raw_triton import RawInfer, RawStream, text_inputs
 from support.server_figures import figures
+from support.tiny_models import tiny_model_dir
+from support.waiting import wait_until
 
 PROMPT = "The capital of France is"
 LONG = {"max_tokens": 2000, "ignore_eos": True, "temperature": 0}
@@ -166,6 +169,22 @@ def test_a_killed_launcher_takes_its_server_with_it(tmp_path: Path) -> None:
     while not is_port_free(f"127.0.0.1:{http_port}"):
         assert time.monotonic() < deadline, "tritonserver outlived its launcher"
         time.sleep(0.2)
+
+
+def test_a_crashed_server_leaves_no_stub_behind(tmp_path: Path) -> None:
+    """Found after a crash of tritonserver: its stub waited for an answer for ever, and could not look after itself."""
+    http_port, grpc_port, metrics_port = free_ports("127.0.0.1", (0, 0, 0))
+    engine = {"model": str(tiny_model_dir(tmp_path / "model", "llama")), "kv_cache_gib": 0.05}
+    options = ServerOptions(
+        default_repository(), http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, engine=engine
+    )
+    with RunningServer(options, tmp_path / "log") as server:
+        (stub,) = children(server.pid)
+        os.kill(stub, signal.SIGSTOP)
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        assert Path(f"/proc/{stub}").exists()
+    wait_until(lambda: not Path(f"/proc/{stub}").exists())
 
 
 def is_port_free(address: str) -> bool:

@@ -27,6 +27,7 @@ from noria_bench.server_metrics import Sample, parse_metrics
 from noria_client.client import AsyncClient, Client
 from noria_client.errors import ServerError
 from support.load_gauges import GAUGES_OF_LOAD
+from support.processes import children
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 TIMEOUT_S = 60.0
@@ -372,9 +373,3 @@ def test_a_process_that_hangs_lets_the_heartbeat_go_stale_though_triton_says_rea
     while find_fault(server.metrics_address, max_age_s=2.0) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def children(pid: int) -> set[int]:
-    """Processes that any thread of `pid` has started and that are still there."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}

@@ -219,3 +219,35 @@ def test_weights_that_are_not_contiguous_are_packed_as_they_read():
     for weight_format in WEIGHT_FORMATS:
         expected = Layer(weight.T.contiguous(), None, weight_format)(x)
         assert torch.equal(Layer(weight.T, None, weight_format)(x), expected)
+
+
+def found_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    peaks, ids = torch.empty(len(scores)), torch.empty(len(scores), dtype=torch.int64)
+    LIBRARY.noria_largest(scores.data_ptr(), *scores.shape, peaks.data_ptr(), ids.data_ptr())
+    return peaks, ids
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 511, 512, 513, 1025, 5000])
+def test_the_largest_score_is_that_of_torch_and_the_first_of_equals(count):
+    scores = randn(6, count)
+    # few different numbers: many equals
+    scores[1] = scores[1].round()
+    scores[2] = -torch.inf
+    scores[3] = -0.0
+    scores[3, -1] = 0.0
+    scores[4, count // 2 :] = torch.inf
+    scores[5] = -scores[5].abs()
+    peaks, ids = found_largest(scores)
+    assert torch.equal(peaks, scores.amax(-1))
+    assert ids.tolist() == [row.index(max(row)) for row in scores.tolist()]
+
+
+@pytest.mark.parametrize("count", [1, 8, 513, 1030])
+def test_one_nan_makes_the_largest_score_nan(count):
+    for place in {0, count // 2, count - 1}:
+        for beside in (0.0, torch.inf, -torch.inf):
+            scores = torch.full((2, count), beside)
+            scores[1, place] = torch.nan
+            peaks, _ = found_largest(scores)
+            assert peaks[0] == beside
+            assert peaks[1].isnan()

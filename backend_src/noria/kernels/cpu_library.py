@@ -90,6 +90,8 @@ class StepStruct(Structure):
         ("cache", c_void_p),
         ("num_blocks", c_int64),
         ("logits", c_void_p),
+        ("peaks", c_void_p),
+        ("peak_ids", c_void_p),
         ("stage_seconds", POINTER(c_double)),
     )
 
@@ -134,4 +136,6 @@ def load_library() -> ctypes.CDLL:
     library.noria_pack_int4.restype = None
     library.noria_linear.argtypes = (POINTER(LinearStruct), c_void_p, c_int32, c_void_p)
     library.noria_linear.restype = None
+    library.noria_largest.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_void_p)
+    library.noria_largest.restype = None
     return library

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, chain
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -35,6 +37,7 @@ from noria.models.model_config import ModelConfig
 from noria.models.weight_packer import WeightPacker
 from noria.models.weights import EMBEDDING, FINAL_NORM
 
+_numbers = attrgetter(*ROW_FIELDS)
 # keys and values are read eight numbers at a time
 VECTOR = 8
 
@@ -110,6 +113,7 @@ class CpuDecoder:
             raise RuntimeError(f"the system gave fewer than num_threads ({num_threads}) threads")
         weakref.finalize(self, self._library.noria_context_destroy, self._context)
         self.stage_seconds: ctypes.Array[ctypes.c_double] | None = None
+        self._largest: _Largest | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -127,6 +131,7 @@ class CpuDecoder:
         """
         keys = kv_layers[0][0]
         logits = torch.empty(len(batch.logit_indices), self.config.vocab_size)
+        largest = _empty_largest(logits)
         angles = batch.positions.to(torch.float32)[:, None] * self._inv_freq
         cos, sin = angles.cos(), angles.sin()
         rows, block_tables = _rows(batch.rows)
@@ -143,21 +148,46 @@ class CpuDecoder:
             cache=keys.data_ptr(),
             num_blocks=len(keys),
             logits=logits.data_ptr(),
+            peaks=largest.peaks.data_ptr(),
+            peak_ids=largest.ids.data_ptr(),
             stage_seconds=self.stage_seconds,
         )
         if self._library.noria_forward(self._context, self._model, step):
             raise RuntimeError(f"there is no memory for the activations of {len(batch.token_ids)} tokens")
         # named, so that it lives until the call is over
         del block_tables
+        self._largest = largest
         return logits
+
+    def largest(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """`runtime.sampling.largest` of scores [R, V]; of the last step's logits it is known already."""
+        found = self._largest
+        if found is None or found.scores is not scores:
+            scores = scores.contiguous()
+            found = _empty_largest(scores)
+            self._library.noria_largest(scores.data_ptr(), *scores.shape, found.peaks.data_ptr(), found.ids.data_ptr())
+        self._largest = None
+        return found.peaks, found.ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Largest:
+    """Of scores [R, V]: peaks [R], ids [R] int64."""
+
+    scores: Tensor
+    peaks: Tensor
+    ids: Tensor
+
+
+def _empty_largest(scores: Tensor) -> _Largest:
+    return _Largest(scores, torch.empty(len(scores)), torch.empty(len(scores), dtype=torch.int64))
 
 
 def _rows(rows: Sequence[AttentionRow]) -> tuple[np.ndarray, np.ndarray]:
     """The rows as ROW_DTYPE, and the block tables that they point into."""
-    table = np.array([block for row in rows for block in row.block_table], dtype=np.int32)
-    lengths = np.array([len(row.block_table) for row in rows], dtype=np.uint64)
-    result = np.empty(len(rows), dtype=ROW_DTYPE)
-    for name in ROW_FIELDS:
-        result[name] = [getattr(row, name) for row in rows]
-    result["block_table"] = table.ctypes.data + (np.cumsum(lengths) - lengths) * table.itemsize
+    table = np.fromiter(chain.from_iterable(row.block_table for row in rows), dtype=np.int32)
+    ends = accumulate((len(row.block_table) for row in rows), initial=table.ctypes.data // table.itemsize)
+    result = np.array(
+        [(*_numbers(row), begin * table.itemsize) for row, begin in zip(rows, ends, strict=False)], dtype=ROW_DTYPE
+    )
     return result, table

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from noria.models.safetensors_loader import load_weights
 from noria.runtime.dtypes import DTYPES, kv_dtype
 from noria.runtime.kernel_choice import choose_kernels, cpu_format
 from noria.runtime.kv_cache import GIB, KVCache, bytes_per_block
-from noria.runtime.model_runner import ModelRunner
+from noria.runtime.model_runner import ModelRunner, Sampler
 from noria.runtime.sampling import sample
 from noria.runtime.swap import HostKVCache, apply_block_copies, apply_staged_copies
 from noria.runtime.triton_sampling import TritonSampler
@@ -57,12 +58,18 @@ def build_runner(engine_config: EngineConfig, model_dir: Path) -> ModelRunner:
     return ModelRunner(
         decoder,
         cache,
-        TritonSampler() if kernels == "triton" else sample,
+        _build_sampler(kernels, decoder),
         HostKVCache(cache, num_host_blocks) if num_host_blocks else None,
         # recorded when it is warmed up
         has_cuda_graphs=kernels == "triton" and device.type == "cuda" and engine_config.cuda_graphs,
         apply_copies=apply_staged_copies if kernels == "triton" else apply_block_copies,
     )
+
+
+def _build_sampler(kernels: str, decoder: Decoder | CpuDecoder) -> Sampler:
+    if kernels == "triton":
+        return TritonSampler()
+    return partial(sample, find_largest=decoder.largest) if isinstance(decoder, CpuDecoder) else sample
 
 
 def _build_decoder(

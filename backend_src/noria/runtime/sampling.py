@@ -16,7 +16,7 @@ Knows nothing of sequences, stop rules or text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,14 +37,32 @@ _MASK64 = 2**64 - 1
 _FAILED = -1
 
 
-def sample(logits: Tensor, inputs: Sequence[SamplingInput]) -> list[SampledToken | RowFailure]:
+FindLargest = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """[R], [R] int64: the largest score of each row, NaN if there is one, and the lowest id that has it."""
+    # on the CPU the search for a position is scalar code: 0.5 ms for 8 rows of 49,152, and 0.2 ms when only one block
+    # is searched, which vector code has found by its maximum
+    width = math.gcd(scores.shape[-1], _BLOCK)
+    blocks = scores.unflatten(-1, (-1, width))
+    maxima = blocks.amax(-1)
+    block = maxima.argmax(-1)
+    inside = blocks[torch.arange(len(blocks), device=scores.device), block].argmax(-1)
+    return maxima.amax(-1), block * width + inside
+
+
+def sample(
+    logits: Tensor, inputs: Sequence[SamplingInput], find_largest: FindLargest = largest
+) -> list[SampledToken | RowFailure]:
     """Draws one token per row.
 
-    logits: [R, V] float32, left unchanged; V at most 2^22. inputs: one per row.
+    logits: [R, V] float32, left unchanged; V at most 2^22. inputs: one per row. find_largest: `largest`, or what does
+    the same.
     A row with NaN or +inf, or without any token left to draw, fails alone.
     """
     scores = adjusted_scores(logits, inputs)
-    peak, token_ids = _largest(scores)
+    peak, token_ids = find_largest(scores)
     # a maximum is NaN or +inf if any element is, and -inf if all are
     is_valid = peak.isfinite()
     if scores is not logits:
@@ -71,18 +89,6 @@ def _groups(inputs: Sequence[SamplingInput], is_cuda: bool) -> list[list[int]]:
     with_top_p = [row for row in rows if inputs[row].params.top_p < 1]
     without = [row for row in rows if inputs[row].params.top_p == 1]
     return [group for group in (with_top_p, without) if group]
-
-
-def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """[R], [R] int64: the largest score of each row, NaN if there is one, and the lowest id that has it."""
-    # on the CPU the search for a position is scalar code: 0.5 ms for 8 rows of 49,152, and 0.2 ms when only one block
-    # is searched, which vector code has found by its maximum
-    width = math.gcd(scores.shape[-1], _BLOCK)
-    blocks = scores.unflatten(-1, (-1, width))
-    maxima = blocks.amax(-1)
-    block = maxima.argmax(-1)
-    inside = blocks[torch.arange(len(blocks), device=scores.device), block].argmax(-1)
-    return maxima.amax(-1), block * width + inside
 
 
 def adjusted_scores(logits: Tensor, inputs: Sequence[SamplingInput]) -> Tensor:

@@ -17,7 +17,7 @@ import urllib.request
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -233,19 +233,23 @@ class RunningServer:
         raise EngineFailure(f"tritonserver was not ready within {READY_TIMEOUT_S:.0f} s:\n{self._log_excerpt()}")
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL to what is left of its session when that takes too long."""
+        """SIGTERM, and SIGKILL to what is left of its session then, or when that takes too long.
+
+        A stub can outlive a server that crashed: one that waits for its answer holds Python's lock, and nothing that runs
+        in it, `parent_watch` for one, gets to end it.
+        """
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except BaseException as error:
+        try:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_TIMEOUT_S)
+        finally:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
+            process.wait()
 
     def is_ready(self) -> bool:
         """Whether every service answers: tritonserver opens gRPC, then HTTP, then the metrics, with time between."""

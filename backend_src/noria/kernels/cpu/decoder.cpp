@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "largest.h"
 #include "linear.h"
 #include "rounding.h"
 #include "simd.h"
@@ -36,7 +37,7 @@ struct NoriaModel {
 };
 
 // cos, sin [num_tokens][head_dim / 2]. cache: [num_layers][2][num_blocks] blocks, keys before values.
-// logits [num_logits][vocab_size]: of the tokens logit_indices.
+// logits [num_logits][vocab_size]: of the tokens logit_indices. peaks, peak_ids [num_logits]: as noria_largest says of them.
 struct NoriaStep {
     int32_t num_tokens, num_rows, num_logits;
     const int64_t *token_ids;
@@ -48,6 +49,8 @@ struct NoriaStep {
     char *cache;
     int64_t num_blocks;
     float *logits;
+    float *peaks;
+    int64_t *peak_ids;
     // seconds spent in each of NoriaStage, or null
     double *stage_seconds;
 };
@@ -92,6 +95,7 @@ struct NoriaContext {
     Team team;
     Buffer<float> x, normed, qkv, attention, gate_up, scratch;
     Buffer<char> rounded, unpacked;
+    Buffer<Peak> peaks;
     std::vector<QueryTile> tiles;
 };
 
@@ -119,6 +123,8 @@ public:
         rounded_ = context.rounded.reserve(rows * std::max<size_t>({bytes(model.layers[0].qkv), bytes(model.head), 1}));
         unpacked_size_ = most_scratch(model);
         unpacked_ = context.unpacked.reserve(std::max<size_t>(team_.size() * unpacked_size_, 1));
+        head_parts_ = shares(num_panels(model.head.num_outputs));
+        peaks_ = context.peaks.reserve(std::max<size_t>(step.num_logits * head_parts_.count, 1));
         tiles_.clear();
         const int size = shape.tile_queries();
         for (int row = 0; row < step.num_rows; ++row)
@@ -127,7 +133,7 @@ public:
     }
 
     bool has_memory() const {
-        return x_ && normed_ && qkv_ && attended_ && gate_up_ && scratch_ && rounded_ && unpacked_;
+        return x_ && normed_ && qkv_ && attended_ && gate_up_ && scratch_ && rounded_ && unpacked_ && peaks_;
     }
 
     void run() {
@@ -182,7 +188,19 @@ private:
         }
         const Rows rows = normalise(thread, step_.logit_indices, step_.num_logits, model_.final_norm, model_.head);
         finish(thread, kStagePointwise);
-        product(thread, model_.head, rows, step_.num_logits, step_.logits, model_.vocab_size, false);
+        const size_t vocab = model_.vocab_size;
+        product(thread, model_.head, rows, step_.num_logits, step_.logits, vocab, false, [&](int part, int first, int last) {
+            // while the logits are in this core's cache
+            const int begin = part * head_parts_.size * kPanel, end = std::min<int>(vocab, begin + head_parts_.size * kPanel);
+            for (int row = first; row < last; ++row)
+                peaks_[row * head_parts_.count + part] = largest(step_.logits + row * vocab + begin, end - begin, begin);
+        });
+        for_each_row(thread, step_.num_logits, [&](int row) {
+            Peak peak = peaks_[row * head_parts_.count];
+            for (int part = 1; part < head_parts_.count; ++part) peak.take(peaks_[row * head_parts_.count + part]);
+            step_.peaks[row] = peak.value;
+            step_.peak_ids[row] = peak.id;
+        });
         finish(thread, kStageHead);
     }
 
@@ -290,16 +308,30 @@ private:
         for (; i < width; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
     }
 
-    void product(int thread, const Linear &linear, const Rows &x, int count, float *y, size_t y_stride, bool is_added) {
+    // `count` tasks of up to `size` panels
+    struct Parts {
+        int size, count;
+    };
+
+    Parts shares(int panels) const {
+        const int size = std::max(1, panels / (kTasksPerThread * team_.size()));
+        return {size, (panels + size - 1) / size};
+    }
+
+    // then(part, first row, last row): after so many panels' outputs of these rows
+    template <class Then = void (*)(int, int, int)>
+    void product(int thread, const Linear &linear, const Rows &x, int count, float *y, size_t y_stride, bool is_added,
+                 Then then = [](int, int, int) {}) {
         // rows whose inputs stay in the cache next to the processor while the panels pass by
         const int row_block = std::max(1, kRowBlockBytes / static_cast<int>(x.row_bytes) / kTileRows) * kTileRows;
         const int num_row_blocks = (count + row_block - 1) / row_block, panels = num_panels(linear.num_outputs);
-        const int size = std::max(1, panels / (kTasksPerThread * team_.size()));
-        const int num_parts = (panels + size - 1) / size;
-        team_.for_each(thread, num_parts * num_row_blocks, [&](int task) {
+        const auto [size, num_parts] = shares(panels);
+        team_.for_each(thread, num_parts * num_row_blocks, [&, size = size, num_parts = num_parts](int task) {
             const int part = task % num_parts, first_row = task / num_parts * row_block;
-            multiply(linear, x, part * size, std::min(panels, (part + 1) * size), first_row,
-                     std::min(count, first_row + row_block), y, y_stride, is_added, unpacked_ + thread * unpacked_size_);
+            const int last_row = std::min(count, first_row + row_block);
+            multiply(linear, x, part * size, std::min(panels, (part + 1) * size), first_row, last_row, y, y_stride, is_added,
+                     unpacked_ + thread * unpacked_size_);
+            then(part, first_row, last_row);
         });
     }
 
@@ -313,6 +345,8 @@ private:
     size_t attention_width_, qkv_width_, widest_, unpacked_size_;
     float *x_, *normed_, *qkv_, *attended_, *gate_up_, *scratch_;
     char *rounded_, *unpacked_;
+    Parts head_parts_;
+    Peak *peaks_;
     double stage_start_s_ = 0;
 };
 
