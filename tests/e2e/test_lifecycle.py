@@ -153,22 +153,35 @@ def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(mode: str, tm
 
 @pytest.mark.slow
 def test_a_killed_launcher_takes_its_server_with_it(tmp_path: Path) -> None:
-    http_port, grpc_port, metrics_port = free_ports("127.0.0.1", (0, 0, 0))
-    command = [sys.executable, "-m", "noria.cli", "serve", "--engine", "kv_cache_gib=0.3"]
-    for kind, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
-        command += [f"--{kind}-port", str(port)]
-    with (tmp_path / "log").open("wb") as log:
-        launcher = subprocess.Popen(command, stderr=log)
-    deadline = time.monotonic() + 60
-    while "ready, mode inflight" not in (tmp_path / "log").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    launcher, http_port = launch("max_num_seqs=4", tmp_path / "log")
     launcher.kill()
     launcher.wait()
     deadline = time.monotonic() + 30
     while not is_port_free(f"127.0.0.1:{http_port}"):
         assert time.monotonic() < deadline, "tritonserver outlived its launcher"
         time.sleep(0.2)
+
+
+def test_a_launcher_that_is_told_to_stop_stops_its_server_and_says_all_is_well(tmp_path: Path) -> None:
+    launcher, http_port = launch(f"model={tiny_model_dir(tmp_path / 'model', 'llama')}", tmp_path / "log")
+    launcher.terminate()
+    assert launcher.wait(60) == 0
+    assert is_port_free(f"127.0.0.1:{http_port}")
+
+
+def launch(setting: str, log_path: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A ready `noria serve`, and its HTTP port."""
+    http_port, grpc_port, metrics_port = free_ports("127.0.0.1", (0, 0, 0))
+    command = [sys.executable, "-m", "noria.cli", "serve", "--engine", setting, "--engine", "kv_cache_gib=0.3"]
+    for kind, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
+        command += [f"--{kind}-port", str(port)]
+    with log_path.open("wb") as log:
+        launcher = subprocess.Popen(command, stderr=log)
+    deadline = time.monotonic() + 60
+    while "ready, mode inflight" not in log_path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return launcher, http_port
 
 
 def test_a_crashed_server_leaves_no_stub_behind(tmp_path: Path) -> None:

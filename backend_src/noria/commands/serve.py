@@ -32,7 +32,7 @@ def add_serve(subparsers: Any) -> None:
 
 
 def _run_serve(args: argparse.Namespace) -> int:
-    """The server's exit code. Raises ConfigError."""
+    """The server's exit code; 0 where it was told to stop once it was ready. Raises ConfigError."""
     options = replace(
         server_options(args),
         host=args.host,
@@ -45,4 +45,7 @@ def _run_serve(args: argparse.Namespace) -> int:
     with RunningServer(options) as server:
         urls = f"grpc {server.grpc_url}, http {server.http_url}, metrics {server.metrics_address}"
         say(f"ready, mode {options.mode}: {urls}; Ctrl-C or SIGTERM stops it")
-        return server.wait()
+        try:
+            return server.wait()
+        except KeyboardInterrupt:
+            return 0
