@@ -71,9 +71,17 @@ struct Work {
     float *largest;  // [rows]
     float *total;    // [rows]
     int end;         // of all that the tile sees
+    int block_shift; // 2^block_shift is the block size; -1 where it is no power of 2, and positions must be divided by it
 
+    struct Place {
+        int block, offset;
+    };
+    Place place(int position) const {
+        if (block_shift < 0) return {position / shape.block_size, position % shape.block_size};
+        return {position >> block_shift, position & (shape.block_size - 1)};
+    }
     const char *head(const char *cache, int position) const {
-        return cache + block_table[position / shape.block_size] * shape.block_bytes() +
+        return cache + block_table[place(position).block] * shape.block_bytes() +
                kv_head * shape.head_numbers() * shape.element_size();
     }
     // The number at `index` of the block that holds `position`.
@@ -84,9 +92,9 @@ struct Work {
         return {reinterpret_cast<const Number *>(block) + index, ahead};
     }
     const float *scales(const char *cache, int position) const {
-        const char *block = cache + block_table[position / shape.block_size] * shape.block_bytes();
-        return reinterpret_cast<const float *>(block + shape.scales_offset()) + kv_head * shape.block_size +
-               position % shape.block_size;
+        const auto [index, offset] = place(position);
+        const char *block = cache + block_table[index] * shape.block_bytes();
+        return reinterpret_cast<const float *>(block + shape.scales_offset()) + kv_head * shape.block_size + offset;
     }
 };
 
@@ -142,14 +150,15 @@ template <class Format, int NV> void score_chunk(const Work &work, const char *k
     for (int position = chunk.begin / part * part; position < chunk.end;) {
         const int num_parts = NV == 2 && position + part < chunk.end ? 2 : 1;
         Source<Number> parts[2];
-        for (int i = 0; i < num_parts; ++i) parts[i] = work.source<Number>(keys, position + i * part, (position + i * part) % block_size);
+        for (int i = 0, p = position; i < num_parts; ++i, p += part) parts[i] = work.source<Number>(keys, p, work.place(p).offset);
         for_each_tile<kTileRows>(0, work.num_rows, [&](int row, auto num_rows) {
             const float *q = work.q + row * head_dim;
             float *scores = work.weights + row * kChunk + position - chunk.start;
             if constexpr (2 * NV == kVectors<num_rows>) {
                 if (num_parts == 2) return score<Format, num_rows, 4>(parts, block_size, q, head_dim, scores);
             }
-            for (int i = 0; i < num_parts; ++i) score<Format, num_rows, NV>(parts + i, block_size, q, head_dim, scores + i * part);
+            for (int i = 0; i < num_parts; ++i)
+                score<Format, num_rows, NV>(parts + i, block_size, q, head_dim, scores + i * part);
         });
         position += num_parts * part;
     }
@@ -262,11 +271,12 @@ template <class Format> void add_chunk(const Work &work, const char *values, con
     Run<Number> runs[kChunk / 8 + 2];
     int num_runs = 0;
     for (int position = chunk.begin; position < chunk.end;) {
-        int end = std::min(chunk.end, (position / block_size + 1) * block_size);
+        const int offset = work.place(position).offset;
+        int end = std::min(chunk.end, position + block_size - offset);
         const bool is_seen_by_all = position >= chunk.all_begin && position < chunk.all_end;
         if (position < chunk.all_begin) end = std::min(end, chunk.all_begin);
         if (is_seen_by_all) end = std::min(end, chunk.all_end);
-        const auto source = work.source<Number>(values, position, position % block_size * head_dim);
+        const auto source = work.source<Number>(values, position, offset * head_dim);
         runs[num_runs++] = {source, position - chunk.start, end - position, !is_seen_by_all};
         position = end;
     }
@@ -376,7 +386,8 @@ void attend(const AttentionShape &shape, const AttentionRow &row, const QueryTil
     }
     memset(sums, 0, num_rows * head_dim * sizeof(float));
     const int end = visible(shape, row, row.first_position + tile.first_query + tile.num_queries - 1).end;
-    const Work work{shape.kv, row.block_table, kv_head, num_rows, scaled, sums, weights, largest, total, end};
+    const int size = shape.kv.block_size, block_shift = size & (size - 1) ? -1 : __builtin_ctz(size);
+    const Work work{shape.kv, row.block_table, kv_head, num_rows, scaled, sums, weights, largest, total, end, block_shift};
     switch (shape.kv.format) {
     case KVFormat::kFloat32: attend_as<Float32>(shape, row, tile, work, keys, values); break;
     case KVFormat::kBFloat16: attend_as<BFloat16>(shape, row, tile, work, keys, values); break;

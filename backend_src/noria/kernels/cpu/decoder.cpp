@@ -123,7 +123,7 @@ public:
         rounded_ = context.rounded.reserve(rows * std::max<size_t>({bytes(model.layers[0].qkv), bytes(model.head), 1}));
         unpacked_size_ = most_scratch(model);
         unpacked_ = context.unpacked.reserve(std::max<size_t>(team_.size() * unpacked_size_, 1));
-        head_parts_ = shares(num_panels(model.head.num_outputs));
+        head_parts_ = in_parts(num_panels(model.head.num_outputs));
         peaks_ = context.peaks.reserve(std::max<size_t>(step.num_logits * head_parts_.count, 1));
         tiles_.clear();
         const int size = shape.tile_queries();
@@ -143,10 +143,9 @@ public:
 private:
     // bytes that the largest of the products needs of each thread
     static size_t most_scratch(const NoriaModel &model) {
-        size_t most = scratch_bytes(model.head);
-        for (const Linear &linear : {model.layers[0].qkv, model.layers[0].attention_output, model.layers[0].gate_up, model.layers[0].down})
-            most = std::max(most, scratch_bytes(linear));
-        return most;
+        const NoriaLayer &layer = model.layers[0];
+        return std::max({scratch_bytes(model.head), scratch_bytes(layer.qkv), scratch_bytes(layer.attention_output),
+                         scratch_bytes(layer.gate_up), scratch_bytes(layer.down)});
     }
 
     void forward(int thread) {
@@ -191,9 +190,9 @@ private:
         const size_t vocab = model_.vocab_size;
         product(thread, model_.head, rows, step_.num_logits, step_.logits, vocab, false, [&](int part, int first, int last) {
             // while the logits are in this core's cache
-            const int begin = part * head_parts_.size * kPanel, end = std::min<int>(vocab, begin + head_parts_.size * kPanel);
+            const int begin = part * head_parts_.size * kPanel, size = std::min<int>(vocab - begin, head_parts_.size * kPanel);
             for (int row = first; row < last; ++row)
-                peaks_[row * head_parts_.count + part] = largest(step_.logits + row * vocab + begin, end - begin, begin);
+                peaks_[row * head_parts_.count + part] = largest(step_.logits + row * vocab + begin, size, begin);
         });
         for_each_row(thread, step_.num_logits, [&](int row) {
             Peak peak = peaks_[row * head_parts_.count];
@@ -240,7 +239,8 @@ private:
     }
 
     Rows present(int thread, const float *values, int count, const Linear &linear) {
-        if (is_rounded(linear)) for_each_row(thread, count, [&](int row) { round(values + row * static_cast<size_t>(linear.num_inputs), row, linear); });
+        const size_t width = linear.num_inputs;
+        if (is_rounded(linear)) for_each_row(thread, count, [&](int row) { round(values + row * width, row, linear); });
         return as_input(values, linear);
     }
 
@@ -313,7 +313,7 @@ private:
         int size, count;
     };
 
-    Parts shares(int panels) const {
+    Parts in_parts(int panels) const {
         const int size = std::max(1, panels / (kTasksPerThread * team_.size()));
         return {size, (panels + size - 1) / size};
     }
@@ -325,7 +325,7 @@ private:
         // rows whose inputs stay in the cache next to the processor while the panels pass by
         const int row_block = std::max(1, kRowBlockBytes / static_cast<int>(x.row_bytes) / kTileRows) * kTileRows;
         const int num_row_blocks = (count + row_block - 1) / row_block, panels = num_panels(linear.num_outputs);
-        const auto [size, num_parts] = shares(panels);
+        const auto [size, num_parts] = in_parts(panels);
         team_.for_each(thread, num_parts * num_row_blocks, [&, size = size, num_parts = num_parts](int task) {
             const int part = task % num_parts, first_row = task / num_parts * row_block;
             const int last_row = std::min(count, first_row + row_block);

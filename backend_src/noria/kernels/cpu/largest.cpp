@@ -28,7 +28,8 @@ float maximum_of(const float *x, int count) {
 
 Peak largest(const float *x, int count, int first_id) {
     Peak peak{-INFINITY, 0};
-    for (int begin = 0; begin < count; begin += kBlock) peak.take({maximum_of(x + begin, std::min(kBlock, count - begin)), begin});
+    for (int begin = 0; begin < count; begin += kBlock)
+        peak.take({maximum_of(x + begin, std::min(kBlock, count - begin)), begin});
     if (peak.value == peak.value) peak.id = static_cast<int>(std::find(x + peak.id, x + count, peak.value) - x);
     peak.id += first_id;
     return peak;

@@ -102,9 +102,7 @@ constexpr int first_input(int index) { return index % 2 * 16 + index / 2 * 4; }
 
 inline Inputs inputs(const Int4Group &group, int index) {
     const auto *bytes = reinterpret_cast<const __m256i *>(group.numbers) + index / 2 * 2;
-    const auto half = [&](__m256i x) {
-        return _mm256_and_si256(index % 2 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
-    };
+    const auto half = [&](__m256i x) { return _mm256_and_si256(index % 2 ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15)); };
     return {half(_mm256_load_si256(bytes)), half(_mm256_load_si256(bytes + 1))};
 }
 inline Inputs inputs(const UnpackedGroup &group, int index) { return {group.numbers[index][0], group.numbers[index][1]}; }
@@ -177,7 +175,8 @@ ON_ITS_OWN void product(const Group *w, const char *rows, size_t row_bytes, int 
             }
         }
         fetch(next), next += step;
-        const F8 low_scale = scale(*w, 0), high_scale = scale(*w, 1), low_minimum = minimum(*w, 0), high_minimum = minimum(*w, 1);
+        const F8 low_scale = scale(*w, 0), high_scale = scale(*w, 1);
+        const F8 low_minimum = minimum(*w, 0), high_minimum = minimum(*w, 1);
         EACH_ROW {
             const F8 row_scale = _mm256_broadcast_ss(&row(m).scale), row_sum = _mm256_broadcast_ss(&row(m).sum);
             add_group(low_sum[m], low_scale, low_minimum, row_scale, row_sum, out + m * kPanel);
@@ -224,6 +223,7 @@ struct Target {
 template <class Weight>
 void multiply_panel(const Target &target, const Weight *weights, const void *next_panel, size_t panel_bytes) {
     const Linear &linear = target.linear;
+    const Rows &x = target.x;
     const int first_output = target.panel * kPanel, count = std::min(kPanel, linear.num_outputs - first_output);
     const int num_tiles = (target.last_row - target.first_row + kTileRows - 1) / kTileRows;
     for_each_tile<kTileRows>(target.first_row, target.last_row, [&](int row, auto num_rows) {
@@ -231,7 +231,7 @@ void multiply_panel(const Target &target, const Weight *weights, const void *nex
         float *y = target.y + row * target.y_stride + first_output;
         for (int m = 0; m < num_rows; ++m) claim(y + m * target.y_stride);
         const Fetch ahead(next_panel, panel_bytes, (row - target.first_row) / kTileRows, num_tiles);
-        product<num_rows>(weights, target.x.numbers + row * target.x.row_bytes, target.x.row_bytes, linear.num_inputs, ahead, sums);
+        product<num_rows>(weights, x.numbers + row * x.row_bytes, x.row_bytes, linear.num_inputs, ahead, sums);
         for (int m = 0; m < num_rows; ++m)
             store(sums + m * kPanel, linear, first_output, count, y + m * target.y_stride, target.is_added);
     });
