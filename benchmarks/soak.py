@@ -5,9 +5,9 @@
 
 Starts the real tritonserver and a load in a process of its own: clients that each send one request after another, of
 which some are left midway, some are invalid, and after some the client connects anew. Memory, open files, threads and
-KV blocks are read as time goes by, and once more at rest; every step is timed by the engine's own recording. In a run
-of a minute allocators still warm up, which looks like growth. Exits with 1 if a request failed that should not, a
-process died, or something was still held at rest; with 130 after Ctrl-C.
+KV blocks are read as time goes by, and once more at rest; every step is timed by the engine's own recording. At first
+allocators warm up, which looks like growth: of fewer than 100 answers none is told. Exits with 1 if a request failed
+that should not, a process died, or something was still held at rest; with 130 after Ctrl-C.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from noria_client.errors import ServerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 a stated error, 2 wrong usage, 130 interrupted (a ready `serve`: 0)."""
+    """Exit code: 0 done, 1 a stated error, 2 wrong usage, 130 interrupted (a `serve` that was ready: the server's)."""
     own, extra = _split(sys.argv[1:] if arguments is None else list(arguments))
     parser = _parser()
     args = parser.parse_args(own)

@@ -15,6 +15,8 @@ from soak.running import Counts
 # of the time, before which the server still warms up
 WARM_UP_SHARE = 0.25
 MIN_POINTS = 3
+# of so few requests that ended, allocators that warm up would look like a leak
+MIN_FINISHED = 100
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,13 @@ class Growth:
 
 def growth(samples: Sequence[Sample], measure: Callable[[Sample], float | None]) -> Growth | None:
     """Of what was measured while the load ran, without the first quarter of its time. None where it was not measured,
-    or at fewer than three moments, or nothing was finished between them."""
+    or at fewer than three moments, or fewer than MIN_FINISHED requests were finished between them."""
     if not samples:
         return None
     begin_s = WARM_UP_SHARE * samples[-1].time_s
     points = [(sample.counts.finished, measure(sample)) for sample in samples if sample.time_s >= begin_s]
+    if points[-1][0] - points[0][0] < MIN_FINISHED:
+        return None
     return slope([(num, value) for num, value in points if value is not None])
 
 

@@ -116,7 +116,7 @@ def test_a_slope_is_the_least_squares_line_with_its_error() -> None:
     assert (grown.per_1000, grown.standard_error) == pytest.approx((0.5, (1.5 / 1 / 2) ** 0.5))
 
 
-def test_growth_leaves_out_the_warm_up_and_is_not_told_where_nothing_was_finished() -> None:
+def test_growth_leaves_out_the_warm_up_and_is_not_told_where_little_was_finished() -> None:
     # it grows by 100 MiB at once, and by 1 MiB per 1,000 afterwards
     samples = [sample_at(float(t), 100 * t, 100.0 + 0.1 * t if t >= 2 else 0.0) for t in range(9)]
     grown = growth(samples, lambda sample: sample.server.rss_mib)
@@ -124,6 +124,9 @@ def test_growth_leaves_out_the_warm_up_and_is_not_told_where_nothing_was_finishe
     assert grown.per_1000 == pytest.approx(1.0)
     assert growth(samples, lambda sample: sample.server.pss_mib) is None
     assert growth([sample_at(float(t), 7) for t in range(9)], lambda sample: sample.server.rss_mib) is None
+    assert (
+        growth([sample_at(float(t), 10 * t, float(t)) for t in range(9)], lambda sample: sample.server.rss_mib) is None
+    )
     assert growth(samples[:2], lambda sample: sample.server.rss_mib) is None
     assert growth([], lambda sample: sample.server.rss_mib) is None
 

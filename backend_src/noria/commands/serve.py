@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ def add_serve(subparsers: Any) -> None:
 
 
 def _run_serve(args: argparse.Namespace) -> int:
-    """The server's exit code; 0 where it was told to stop once it was ready. Raises ConfigError."""
+    """The server's exit code, 0 where it was ready and has stopped in order. Raises ConfigError."""
     options = replace(
         server_options(args),
         host=args.host,
@@ -45,7 +46,8 @@ def _run_serve(args: argparse.Namespace) -> int:
     with RunningServer(options) as server:
         urls = f"grpc {server.grpc_url}, http {server.http_url}, metrics {server.metrics_address}"
         say(f"ready, mode {options.mode}: {urls}; Ctrl-C or SIGTERM stops it")
-        try:
-            return server.wait()
-        except KeyboardInterrupt:
-            return 0
+        with suppress(KeyboardInterrupt):
+            server.wait()
+    code = server.exit_code
+    assert code is not None
+    return code if code >= 0 else 128 - code

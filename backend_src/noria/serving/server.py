@@ -157,6 +157,8 @@ class RunningServer:
     def __init__(self, options: ServerOptions, log_path: Path | None = None) -> None:
         self.options = options
         self.log_path = log_path
+        # of a server that has been stopped; below 0 the signal that ended it
+        self.exit_code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._echo: threading.Thread | None = None
         self._last_lines: deque[bytes] = deque(maxlen=1000)
@@ -249,7 +251,7 @@ class RunningServer:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            self.exit_code = process.wait()
 
     def is_ready(self) -> bool:
         """Whether every service answers: tritonserver opens gRPC, then HTTP, then the metrics, with time between."""
