@@ -126,7 +126,7 @@ class EngineConfig:
     fair_share: between the `user`s of one level, by the tokens each was given (VTC, OSDI'24).
     max_queue_size, max_queue_tokens: requests, and their prompt tokens, that may wait; one more is UNAVAILABLE.
     default_timeout_s: the deadline of a request that brings none, in seconds after it came.
-    stream_interval: new tokens in a streamed response; the first is sent at once, and the end.
+    stream_interval: new tokens in a streamed response; the first is sent at once, and what is left with the end.
     max_unsent_bytes: of one request's responses that Triton has not taken, before the request is paused;
         slow_reader_timeout_s: how long it may stay so before it is ended.
     trace_path: a file to record every step in, see `engine.trace`; None records nothing.

@@ -44,6 +44,14 @@ def test_of_several_answers_the_one_that_is_due_takes_the_others_along() -> None
     assert target.has_news(3)
     target.pop_chunk()
     target.take(RequestOutput(1, "x", (SampledToken(7),)))
-    assert chunks(target, 3, list("bcde"), request_id=0) == ["bcdx"]
+    assert chunks(target, 3, list("bcde"), request_id=0) == ["bcdx", "e"]
     assert not target.has_news(3)
-    assert chunks(target, 3, list("y"), request_id=1) == ["ey"]
+    assert chunks(target, 3, list("y"), request_id=1) == ["y"]
+
+
+def test_an_answer_that_ends_does_not_wait_for_the_others() -> None:
+    target = reply(n=2)
+    assert chunks(target, 5, list("ab"), request_id=0) == ["a", "b"]
+    for text in "xyz":
+        target.take(RequestOutput(1, text, (SampledToken(7),)))
+        assert not target.has_news(5)

@@ -120,7 +120,7 @@ def test_the_command_line_names_what_is_wrong(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("extra_arguments", [[], ["--allow-metrics=false"]])
+@pytest.mark.parametrize("extra_arguments", [[], ["--allow-metrics=false"], ["--metrics-port=1"]])
 def test_a_server_is_ready_when_its_metrics_answer_too(extra_arguments: list[str]) -> None:
     """tritonserver opens the metrics last; who is told "ready" before may find the port closed."""
 

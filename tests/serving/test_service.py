@@ -1,5 +1,6 @@
 """The serving layer over an engine without weights: contract, errors, cancellation, endings. Triton is faked."""
 
+import itertools
 import json
 import threading
 import time
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from noria.scheduler_output import SchedulerOutput, StepResult
 from support.fake_pb_utils import InferenceRequest, TritonError
 from support.fake_service import FakeService, error_of, flat, text_of
 from support.waiting import TIMEOUT_S, wait_until
@@ -50,6 +52,25 @@ def test_with_a_stream_interval_an_answer_comes_in_few_responses(mode: str) -> N
     # the first, two of eight, the rest
     assert len(responses) <= 4
     assert all(count >= 8 for count in counts[1:-1])
+
+
+def test_what_a_stream_has_goes_ahead_of_its_error() -> None:
+    """With a stream interval, up to so many tokens less one were lost to whoever's answer failed."""
+    service = FakeService("inflight", stream_interval=100)
+    execute, num_steps = service.runner.execute, itertools.count()
+
+    def fail_at_last(output: SchedulerOutput) -> StepResult:
+        if next(num_steps) == 6:
+            raise RuntimeError("the device is gone")
+        return execute(output)
+
+    service.runner.execute = fail_at_last  # type: ignore[method-assign]
+    try:
+        (responses,) = service.ask(service.request("a", sampling={"max_tokens": 20}, stream=True))
+    finally:
+        service.service.close()
+    assert text_of(responses[:-1]) == "bcdefg"
+    assert "the device is gone" in responses[-1].error().message()
 
 
 def test_the_optional_outputs_count_and_score_what_they_say(any_mode: FakeService) -> None:

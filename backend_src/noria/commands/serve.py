@@ -43,11 +43,12 @@ def _run_serve(args: argparse.Namespace) -> int:
         extra_arguments=args.extra_arguments,
     )
     prepare_model(options)
-    with RunningServer(options) as server:
+    with RunningServer(options) as server, suppress(KeyboardInterrupt):
         urls = f"grpc {server.grpc_url}, http {server.http_url}, metrics {server.metrics_address}"
         say(f"ready, mode {options.mode}: {urls}; Ctrl-C or SIGTERM stops it")
-        with suppress(KeyboardInterrupt):
-            server.wait()
+        server.wait()
     code = server.exit_code
     assert code is not None
+    if code != 0:
+        say(f"tritonserver ended with {f'code {code}' if code > 0 else f'signal {-code}'}")
     return code if code >= 0 else 128 - code

@@ -53,6 +53,7 @@ class _Part:
     tokens: list[SampledToken] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
+    is_end_told: bool = False
 
 
 class Reply:
@@ -92,15 +93,21 @@ class Reply:
         return self.error is not None or all(part.finish_reason for part in self._parts.values())
 
     def has_news(self, stream_interval: int) -> bool:
-        """There is an end to send, or, of a stream, text: the first, or so many tokens of a part since the last chunk.
+        """There is an end to send, or, of a stream, text: the first, or beside so many tokens or the end of a part.
 
         A stream never sends an empty chunk before its end.
         """
-        if self.is_finished or not self.options.is_streamed:
+        if self.is_finished or not self.has_text:
             return self.is_finished
-        if not any(part.text for part in self._parts.values()):
-            return False
-        return not self._is_begun or any(len(part.tokens) >= stream_interval for part in self._parts.values())
+        return not self._is_begun or any(
+            len(part.tokens) >= stream_interval or (part.finish_reason is not None and not part.is_end_told)
+            for part in self._parts.values()
+        )
+
+    @property
+    def has_text(self) -> bool:
+        """A stream has some that was not sent."""
+        return self.options.is_streamed and any(part.text for part in self._parts.values())
 
     @property
     def num_input_tokens(self) -> list[int]:
@@ -132,4 +139,5 @@ class Reply:
         for part in self._parts.values():
             part.text = ""
             part.tokens = []
+            part.is_end_told = part.finish_reason is not None
         return chunk

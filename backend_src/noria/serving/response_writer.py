@@ -156,7 +156,7 @@ class ResponseWriter:
         if entry.is_ended or not reply.has_news(self._stream_interval):
             return
         if reply.error is not None:
-            self._end(entry, error_response(reply.error))
+            self._end_after_text(entry, reply.error)
             return
         num_bytes = reply.num_waiting_bytes
         response = response_for(reply, reply.pop_chunk(), self._decode_token)
@@ -197,9 +197,17 @@ class ResponseWriter:
             entry.is_closed = True
             self._open.remove(entry)
 
+    def _end_after_text(self, entry: _OpenReply, error: NoriaError) -> None:
+        """What a stream has and was not due yet goes ahead of the error; what Triton has refused does not."""
+        reply = entry.reply
+        if reply.has_text and entry.refused is None and not entry.is_ended:
+            num_bytes = reply.num_waiting_bytes
+            self._send(entry, response_for(reply, reply.pop_chunk(), self._decode_token), num_bytes, is_final=False)
+        self._end(entry, error_response(error))
+
     def _close_all(self) -> None:
         for entry in list(self._open):
-            self._end(entry, error_response(EngineFailure("the model is being unloaded")))
+            self._end_after_text(entry, EngineFailure("the model is being unloaded"))
 
     def _offer_again(self) -> None:
         """To Triton, what it has refused, and then what has come since; what has waited too long is given up."""

@@ -30,6 +30,7 @@ from noria.serving.triton_install import TritonInstall, find_triton
 
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 45.0
+_OF_METRICS = ("--allow-metrics", "--metrics-port", "--metrics-address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class ServerOptions:
 
     @property
     def has_metrics(self) -> bool:
-        """False where extra_arguments decide about the metrics endpoint, which then may never open."""
-        return not any(argument.startswith("--allow-metrics") for argument in self.extra_arguments)
+        """False where extra_arguments decide about the metrics endpoint: it may never open, or be elsewhere."""
+        return not any(argument.startswith(_OF_METRICS) for argument in self.extra_arguments)
 
 
 def default_repository() -> Path:
