@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from noria.scheduler_output import SchedulerOutput, StepResult
+from noria.engine.outputs import RequestOutput
+from noria.sampling_params import SamplingParams
+from noria.scheduler_output import SampledToken, SchedulerOutput, StepResult
+from noria.sequence import Request
+from noria.serving.held_replies import HeldReplies
+from noria.serving.reply import Reply, ReplyOptions
+from noria.serving.response_writer import ResponseWriter
 from support.fake_pb_utils import InferenceRequest, TritonError
 from support.fake_service import FakeService, error_of, flat, text_of
 from support.waiting import TIMEOUT_S, wait_until
@@ -71,6 +77,39 @@ def test_what_a_stream_has_goes_ahead_of_its_error() -> None:
         service.service.close()
     assert text_of(responses[:-1]) == "bcdefg"
     assert "the device is gone" in responses[-1].error().message()
+
+
+def test_text_that_cannot_be_made_does_not_cost_the_end() -> None:
+    """When all is closed, one stream whose text could not be made cost those after it their FINAL."""
+
+    def fail(token_id: int) -> str:
+        raise ValueError("no such token")
+
+    held = HeldReplies(2**20, 30.0, pause=lambda ids: None, resume=lambda ids: None)
+    writer = ResponseWriter(lambda ids: None, held, stream_interval=100, is_unloading=lambda: False, decode_token=fail)
+    sinks = [FinalSink() for _ in range(3)]
+    for number, sink in enumerate(sinks):
+        options = ReplyOptions(is_streamed=True, returns_logprobs=True)
+        request = Request(number, (1,), SamplingParams(), seed=0)
+        reply = Reply(options, [request], [""], 1)
+        # a first chunk has gone, and a token waits for more
+        reply.pop_chunk()
+        reply.take(RequestOutput(number, "a", (SampledToken(7, -0.5, rank=1),)))
+        writer.register(reply, sink)
+    writer.start()
+    assert writer.stop(TIMEOUT_S)
+    assert [sink.num_finals for sink in sinks] == [1, 1, 1]
+
+
+class FinalSink:
+    def __init__(self) -> None:
+        self.num_finals = 0
+
+    def send(self, response: Any, num_bytes: int, is_final: bool) -> None:
+        self.num_finals += is_final
+
+    def is_cancelled(self) -> bool:
+        return False
 
 
 def test_the_optional_outputs_count_and_score_what_they_say(any_mode: FakeService) -> None:

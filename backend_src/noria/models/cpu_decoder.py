@@ -186,8 +186,8 @@ def _empty_largest(scores: Tensor) -> _Largest:
 def _rows(rows: Sequence[AttentionRow]) -> tuple[np.ndarray, np.ndarray]:
     """The rows as ROW_DTYPE, and the block tables that they point into."""
     table = np.fromiter(chain.from_iterable(row.block_table for row in rows), dtype=np.int32)
-    ends = accumulate((len(row.block_table) for row in rows), initial=table.ctypes.data // table.itemsize)
-    result = np.array(
-        [(*_numbers(row), begin * table.itemsize) for row, begin in zip(rows, ends, strict=False)], dtype=ROW_DTYPE
-    )
-    return result, table
+    sizes = (len(row.block_table) * table.itemsize for row in rows)
+    # the last one is the end of all
+    addresses = accumulate(sizes, initial=table.ctypes.data)
+    numbers = [(*_numbers(row), address) for row, address in zip(rows, addresses, strict=False)]
+    return np.array(numbers, dtype=ROW_DTYPE), table

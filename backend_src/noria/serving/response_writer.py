@@ -158,12 +158,16 @@ class ResponseWriter:
         if reply.error is not None:
             self._end_after_text(entry, reply.error)
             return
-        num_bytes = reply.num_waiting_bytes
-        response = response_for(reply, reply.pop_chunk(), self._decode_token)
+        response, num_bytes = self._next_response(reply)
         if reply.is_finished:
             self._end(entry, response, num_bytes)
         else:
             self._send(entry, response, num_bytes, is_final=False)
+
+    def _next_response(self, reply: Reply) -> tuple[Any, int]:
+        """With all that has come and was not sent; and its bytes, about."""
+        num_bytes = reply.num_waiting_bytes
+        return response_for(reply, reply.pop_chunk(), self._decode_token), num_bytes
 
     def _end(self, entry: _OpenReply, response: Any, num_bytes: int = 0) -> None:
         """Nothing but `response` will be sent any more, and FINAL with it. The only place where a reply ends."""
@@ -199,10 +203,12 @@ class ResponseWriter:
 
     def _end_after_text(self, entry: _OpenReply, error: NoriaError) -> None:
         """What a stream has and was not due yet goes ahead of the error; what Triton has refused does not."""
-        reply = entry.reply
-        if reply.has_text and entry.refused is None and not entry.is_ended:
-            num_bytes = reply.num_waiting_bytes
-            self._send(entry, response_for(reply, reply.pop_chunk(), self._decode_token), num_bytes, is_final=False)
+        if entry.reply.has_text and entry.refused is None and not entry.is_ended:
+            try:
+                self._send(entry, *self._next_response(entry.reply), is_final=False)
+            except Exception:
+                # the end is owed whatever became of the text
+                log.exception("a response could not be made")
         self._end(entry, error_response(error))
 
     def _close_all(self) -> None:
