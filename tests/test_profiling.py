@@ -11,7 +11,7 @@ import pytest
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.kernels.cpu_library import STAGES, find_library
+from noria.kernels.cpu_library import STAGES, find_libraries
 from noria.models.model_config import load_model_config
 from noria.profiling.cases import Case, case_step, check_cases, decode_case, prefill_case
 from noria.profiling.floor import MachineLimits, WeightFormat, Work, WorkCounter
@@ -39,7 +39,7 @@ KV_NUMBERS = 2 * 2 * 2 * 16
 # products with keys and values, 2 layers, 4 heads of 16 numbers
 MACS_PER_PAIR = 2 * 2 * 4 * 16
 
-needs_compiled_kernels = pytest.mark.skipif(find_library() is None, reason="the CPU kernels were not built")
+needs_compiled_kernels = pytest.mark.skipif(not find_libraries(), reason="the CPU kernels were not built")
 
 
 @pytest.fixture(scope="module")

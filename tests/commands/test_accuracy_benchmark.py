@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from noria.config_sources import load_engine_config
-from noria.kernels.cpu_library import find_library
+from noria.kernels.cpu_library import find_libraries
 from noria.runtime.build import build_runner
 from noria.runtime.model_runner import ModelRunner
 from support.tiny_models import VOCAB_SIZE, tiny_model, tiny_model_dir
@@ -25,7 +25,7 @@ import accuracy
 import accuracy_scoring as scoring
 from accuracy_scoring import Answer
 
-needs_cpu_kernels = pytest.mark.skipif(find_library() is None, reason="the CPU kernels were not built")
+needs_cpu_kernels = pytest.mark.skipif(not find_libraries(), reason="the CPU kernels were not built")
 PROMPTS = ([0, 17, 40, 99], [0, 5], [0, *range(60, 80)])
 
 

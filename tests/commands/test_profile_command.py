@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from noria.cli import main
-from noria.kernels.cpu_library import STAGES, find_library
+from noria.kernels.cpu_library import STAGES, find_libraries
 from noria.profiling.profiler import OTHER_PARTS, TORCH_PARTS
 from support.tiny_models import tiny_model_dir
 
 CASES = ["1 sequence", "3 sequences", "prefill 24"]
 KERNELS = [
-    pytest.param("cpu", marks=pytest.mark.skipif(find_library() is None, reason="the CPU kernels were not built")),
+    pytest.param("cpu", marks=pytest.mark.skipif(not find_libraries(), reason="the CPU kernels were not built")),
     "torch",
 ]
 

@@ -10,20 +10,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from noria.kernels.cpu_library import INT4_GROUP, WEIGHT_FORMATS, load_library
+from noria.kernels.cpu_library import INT4_GROUP, WEIGHT_FORMATS
 from noria.kernels.cpu_weights import CpuWeights
+from support.cpu_libraries import libraries_that_run
 from support.int4 import in_groups, int4_activations, int4_weights
 
-LIBRARY = load_library()
+LIBRARIES = libraries_that_run()
 NUM_ROWS = [1, 2, 3, 4, 5, 10, 11, 17]
 # outputs at the borders of a panel of 16, inputs at those of a vector, of a pair and of a group of 32
 SHAPES = [(1, 2), (15, 3), (16, 8), (17, 30), (33, 576), (1, 1), (16, 33), (40, 64)]
 GUARD = 12345.0
 
 
+@pytest.fixture(params=LIBRARIES, autouse=True)
+def library(request, monkeypatch):
+    """All that is said of the kernels holds for each instruction set that they were compiled for."""
+    monkeypatch.setattr(Layer, "library", LIBRARIES[request.param], raising=False)
+    return LIBRARIES[request.param]
+
+
 class Layer:
+    library: ctypes.CDLL
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None, weight_format: str = "float32") -> None:
-        self._weights = CpuWeights(LIBRARY)
+        self._weights = CpuWeights(self.library)
         self._linear = self._weights.pack(weight_format, weight, bias)
         self._num_outputs = len(weight)
 
@@ -31,7 +41,7 @@ class Layer:
         """[rows, outputs] of x [rows, inputs]; nothing behind them may be written."""
         x, count = x.contiguous(), len(x) * self._num_outputs
         memory = torch.full((count + 16,), GUARD)
-        LIBRARY.noria_linear(ctypes.byref(self._linear), x.data_ptr(), len(x), memory.data_ptr())
+        self.library.noria_linear(ctypes.byref(self._linear), x.data_ptr(), len(x), memory.data_ptr())
         assert (memory[count:] == GUARD).all()
         return memory[:count].view(len(x), -1)
 
@@ -223,7 +233,7 @@ def test_weights_that_are_not_contiguous_are_packed_as_they_read():
 
 def found_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
     peaks, ids = torch.empty(len(scores)), torch.empty(len(scores), dtype=torch.int64)
-    LIBRARY.noria_largest(scores.data_ptr(), *scores.shape, peaks.data_ptr(), ids.data_ptr())
+    Layer.library.noria_largest(scores.data_ptr(), *scores.shape, peaks.data_ptr(), ids.data_ptr())
     return peaks, ids
 
 

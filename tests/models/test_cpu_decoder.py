@@ -18,6 +18,7 @@ from torch import Tensor
 from noria.kernels.cpu_library import WEIGHT_FORMATS, load_library
 from noria.kernels.cpu_weights import CpuWeights
 from noria.kernels.ops import torch_kernels
+from noria.models import cpu_decoder
 from noria.models.cpu_decoder import CpuDecoder, CpuFormat
 from noria.models.decoder import Decoder
 from noria.models.model_config import ModelConfig, load_model_config
@@ -27,6 +28,7 @@ from noria.models.weights import EMBEDDING, HEAD, expected_weights
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache
 from noria.scheduler_output import ScheduledSequence
+from support.cpu_libraries import libraries_that_run
 from support.int4 import int4_weights
 from support.tiny_models import FAMILIES, VOCAB_SIZE, tiny_config
 
@@ -223,6 +225,30 @@ def test_logits_do_not_depend_on_mates_chunks_places_threads_or_garbage(name, we
         model(3, seed=4).run(PROMPTS, at_random(PROMPTS, 1)),
     ):
         assert all(torch.equal(logits, own) for logits, own in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", [*INVARIANT, "groups", "wide"])
+@pytest.mark.parametrize(("weights", "kv_dtype"), FORMATS)
+def test_every_instruction_set_gives_the_same_bits(name, weights, kv_dtype, monkeypatch):
+    """An answer must not depend on which machine of a fleet gave it."""
+    libraries = libraries_that_run()
+    if len(libraries) < 2:
+        pytest.skip(f"this processor runs the kernels for {' and '.join(libraries)} alone")
+    wide = model_config("llama", head_dim=80, num_attention_heads=8, num_key_value_heads=1, hidden_size=96)
+    groups = model_config(
+        "llama", head_dim=64, num_attention_heads=9, num_key_value_heads=3, hidden_size=90, intermediate_size=200
+    )
+    config, block_size = {**INVARIANT, "groups": (groups, 16), "wide": (wide, 32)}[name]
+    # more rows than a tile of any product has, some of them with several chunks of 128 positions
+    prompts = [prompt_of(length) for length in (*range(2, 20), 140, 290)]
+    expected: list[Tensor] | None = None
+    for library in libraries.values():
+        monkeypatch.setattr(cpu_decoder, "load_library", lambda library=library: library)
+        model = Model(config, (weights, kv_dtype), block_size)
+        found = model.run(prompts, at_random(prompts, 0))
+        assert all(logits.isfinite().all() for logits in found)
+        assert expected is None or all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+        expected = found
 
 
 def test_int4_is_torchs_pass_over_the_rounded_weights():

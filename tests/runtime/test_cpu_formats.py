@@ -231,7 +231,7 @@ def test_a_cache_of_the_dtype_is_torch_s_too(model_dir):
 
 
 def test_without_the_library_torch_runs_and_the_log_says_why(model_dir, monkeypatch, caplog):
-    monkeypatch.setattr(cpu_library, "find_library", lambda: None)
+    monkeypatch.setattr(cpu_library, "find_libraries", dict)
     assert isinstance(build(model_dir).decoder, Decoder)
     assert [r.levelname for r in caplog.records if "install a C++ compiler" in r.message] == ["WARNING"]
     for changes in ({"kernels": "cpu"}, {"weight_quantization": "int8"}, {"kv_cache_dtype": "int8"}):
@@ -242,7 +242,7 @@ def test_without_the_library_torch_runs_and_the_log_says_why(model_dir, monkeypa
 def test_a_library_that_cannot_be_loaded_is_named(model_dir, monkeypatch, tmp_path):
     broken = tmp_path / "cpu_kernels.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(cpu_library, "find_library", lambda: broken)
+    monkeypatch.setattr(cpu_library, "find_libraries", lambda: {"AVX2": broken})
     with pytest.raises(ConfigError, match=r"kernels: cpu .* cpu_kernels\.so cannot be loaded"):
         build(model_dir, kernels="cpu")
 

@@ -1,19 +1,21 @@
 """The compiled CPU kernels: where the library is, whether it runs here, and its C interface as ctypes structures.
 
-Built from `kernels/cpu/*.cpp` when the package is installed, if there is a C++ compiler. `cpu/decoder.cpp` declares the
-same structures; the two must agree. Knows nothing of models or torch: pointers are numbers.
+Built from `kernels/cpu/*.cpp` when the package is installed, if there is a C++ compiler: once for AVX2 and once for
+AVX-512, which compute the same numbers. `cpu/decoder.cpp` declares the same structures; the two must agree. Knows
+nothing of models or torch: pointers are numbers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.machinery
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
 
-LIBRARY_NAME = "cpu_kernels"
+# by what they were compiled for, the faster first
+LIBRARY_NAMES = {"AVX-512 (F, BW, CD, DQ, VL, VNNI)": "cpu_kernels_avx512", "AVX2, FMA and F16C": "cpu_kernels_avx2"}
 # of a packed weight, outputs side by side
 PANEL = 16
 # of a linear layer's weights; in int4, 32 inputs of an output share a scale and a minimum
@@ -82,6 +84,7 @@ class StepStruct(Structure):
         ("num_rows", c_int32),
         ("num_logits", c_int32),
         ("token_ids", c_void_p),
+        ("positions", c_void_p),
         ("slot_mapping", c_void_p),
         ("logit_indices", c_void_p),
         ("cos", c_void_p),
@@ -101,28 +104,38 @@ ROW_FIELDS = ("query_start", "num_queries", "first_position", "context_len")
 ROW_DTYPE = np.dtype([(name, np.int32) for name in ROW_FIELDS] + [("block_table", np.uint64)])
 
 
-def find_library() -> Path | None:
-    """The library beside this file, None where it was not built."""
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(LIBRARY_NAME + suffix)
-        if path.is_file():
-            return path
-    return None
+def find_libraries() -> dict[str, Path]:
+    """Those beside this file, by LIBRARY_NAMES; empty where none was built."""
+    found = {}
+    for processor, name in LIBRARY_NAMES.items():
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            path = Path(__file__).with_name(name + suffix)
+            if path.is_file():
+                found[processor] = path
+    return found
 
 
 def load_library() -> ctypes.CDLL:
-    """The library with its functions' types. Raises RuntimeError, which says what is missing, where it cannot run."""
-    path = find_library()
-    if path is None:
+    """The fastest that runs here, with its functions' types. Raises RuntimeError, which says what is missing."""
+    libraries = find_libraries()
+    if not libraries:
         raise RuntimeError(
             "they were not built: install a C++ compiler (g++ 11 or later) and Noria again, on x86-64 Linux"
         )
+    for path in libraries.values():
+        library = load_from(path)
+        if library.noria_cpu_is_supported():
+            return library
+    raise RuntimeError(f"this processor lacks {' or '.join(libraries)}")
+
+
+def load_from(path: Path) -> ctypes.CDLL:
+    """With its functions' types. Raises RuntimeError where the file is not to be loaded."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise RuntimeError(f"{path.name} cannot be loaded: {error}") from None
-    if not library.noria_cpu_is_supported():
-        raise RuntimeError("this processor lacks AVX2, FMA or F16C")
+    library.noria_instruction_set.restype = c_char_p
     library.noria_context_create.restype = c_void_p
     library.noria_context_create.argtypes = (c_int32,)
     library.noria_context_destroy.argtypes = (c_void_p,)

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from noria.kernels.cpu_library import INT4_GROUP, INT4_PANEL_BYTES, PANEL, WEIGHT_FORMATS, LinearStruct
+from noria.kernels.huge_pages import Arena
 
 # of float16
 MAX_INT4 = 65504.0
-_BYTES_TO_ALIGN = 64
+# what the widest load wants
+_ALIGNMENT = 64
+_CHUNK_BYTES = 2**25
 
 
 class CpuWeights:
@@ -20,11 +23,12 @@ class CpuWeights:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._arena = Arena(_CHUNK_BYTES, _ALIGNMENT)
         self.kept: list[Tensor] = []
 
     def keep(self, tensor: Tensor) -> int:
         """The address of a copy, float32: what the loader gave may be a view of a file."""
-        copy = _aligned(tensor.numel(), torch.float32)
+        copy = self._arena.empty(tensor.numel(), torch.float32)
         copy.copy_(tensor.flatten())
         self.kept.append(copy)
         return copy.data_ptr()
@@ -39,8 +43,8 @@ class CpuWeights:
         num_panels = -(-num_outputs // PANEL)
         scale = None
         if weight_format == "int8":
-            packed = _aligned(num_panels * PANEL * (num_inputs + num_inputs % 2), torch.int8)
-            scale = torch.empty(num_outputs)
+            packed = self._arena.empty(num_panels * PANEL * (num_inputs + num_inputs % 2), torch.int8)
+            scale = self._arena.empty(num_outputs, torch.float32)
             self.kept.append(scale)
             self._library.noria_pack_int8(
                 weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), scale.data_ptr()
@@ -52,10 +56,10 @@ class CpuWeights:
                     f"weight_quantization: int4 holds weights of up to {MAX_INT4:,.0f} to either side, and the model "
                     f"has one of {largest:,.0f}: use int8"
                 )
-            packed = _aligned(num_panels * -(-num_inputs // INT4_GROUP) * INT4_PANEL_BYTES, torch.uint8)
+            packed = self._arena.empty(num_panels * -(-num_inputs // INT4_GROUP) * INT4_PANEL_BYTES, torch.uint8)
             self._library.noria_pack_int4(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
         else:
-            packed = _aligned(num_panels * PANEL * num_inputs, torch.float32)
+            packed = self._arena.empty(num_panels * PANEL * num_inputs, torch.float32)
             self._library.noria_pack_float32(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
         self.kept.append(packed)
         return LinearStruct(
@@ -66,11 +70,3 @@ class CpuWeights:
             num_outputs=num_outputs,
             format=WEIGHT_FORMATS[weight_format],
         )
-
-
-def _aligned(count: int, dtype: torch.dtype) -> Tensor:
-    """[count], at a multiple of what the widest load wants."""
-    extra = _BYTES_TO_ALIGN // dtype.itemsize
-    memory = torch.empty(count + extra, dtype=dtype)
-    offset = -memory.data_ptr() % _BYTES_TO_ALIGN // dtype.itemsize
-    return memory[offset : offset + count]

@@ -40,6 +40,8 @@ from noria.models.weights import EMBEDDING, FINAL_NORM
 _numbers = attrgetter(*ROW_FIELDS)
 # keys and values are read eight numbers at a time
 VECTOR = 8
+# positions; a power of 2, so that there is nothing beyond whole vectors
+_FEWEST_TURNS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class CpuDecoder:
         self._layers = (LayerStruct * config.num_layers)(
             *(LayerStruct(**{name: getattr(layer, name) for name in LAYER_FIELDS}) for layer in layers)
         )
-        self._inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32)
+        self._turns = _Turns(torch.tensor(config.inv_freq(), dtype=torch.float32))
         self._model = ModelStruct(
             num_layers=config.num_layers,
             hidden_size=config.hidden_size,
@@ -132,14 +134,14 @@ class CpuDecoder:
         keys = kv_layers[0][0]
         logits = torch.empty(len(batch.logit_indices), self.config.vocab_size)
         largest = _empty_largest(logits)
-        angles = batch.positions.to(torch.float32)[:, None] * self._inv_freq
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = self._turns.of(max((row.first_position + row.num_queries for row in batch.rows), default=0))
         rows, block_tables = _rows(batch.rows)
         step = StepStruct(
             num_tokens=len(batch.token_ids),
             num_rows=len(rows),
             num_logits=len(logits),
             token_ids=batch.token_ids.data_ptr(),
+            positions=batch.positions.data_ptr(),
             slot_mapping=batch.slot_mapping.data_ptr(),
             logit_indices=batch.logit_indices.data_ptr(),
             cos=cos.data_ptr(),
@@ -168,6 +170,26 @@ class CpuDecoder:
             self._library.noria_largest(scores.data_ptr(), *scores.shape, found.peaks.data_ptr(), found.ids.data_ptr())
         self._largest = None
         return found.peaks, found.ids
+
+
+class _Turns:
+    """Cosines and sines of the angles by which a position turns keys and queries, made as far as they were asked for.
+
+    All are made by torch's vectors, never one by what computes the rest of a tensor: those differ in the last bit.
+    """
+
+    def __init__(self, inv_freq: Tensor) -> None:
+        """inv_freq: [head_dim / 2]."""
+        self._inv_freq = inv_freq
+        self._cos = self._sin = torch.empty(0, len(inv_freq))
+
+    def of(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """[at least num_positions, head_dim / 2] each."""
+        if num_positions > len(self._cos):
+            size = max(_FEWEST_TURNS, 2 ** (num_positions - 1).bit_length())
+            angles = torch.arange(size, dtype=torch.float32)[:, None] * self._inv_freq
+            self._cos, self._sin = angles.cos(), angles.sin()
+        return self._cos, self._sin
 
 
 @dataclass(frozen=True, slots=True)

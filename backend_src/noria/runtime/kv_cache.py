@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from noria.errors import ConfigError
+from noria.kernels.huge_pages import advise_huge_pages
 from noria.kernels.kv_format import SCALE_BYTES, is_quantised
 from noria.models.model_config import ModelConfig
 
@@ -43,7 +44,9 @@ class KVCache:
         shape = (config.num_layers, 2, num_blocks + 1, *_block_shape(config, block_size, dtype))
         try:
             # one piece, and written to: a system that promises more memory than it has would fail later otherwise
-            self.memory = torch.empty(shape, dtype=dtype, device=device).zero_()
+            self.memory = torch.empty(shape, dtype=dtype, device=device)
+            advise_huge_pages(self.memory)
+            self.memory.zero_()
         except RuntimeError as error:
             gib = (num_blocks + 1) * bytes_per_block(config, block_size, dtype) / GIB
             raise ConfigError(

@@ -63,6 +63,10 @@ def sample(
     """
     scores = adjusted_scores(logits, inputs)
     peak, token_ids = find_largest(scores)
+    if scores is logits and all(is_greedy(item.params) for item in inputs):
+        # each of torch's operators takes longer than this over as many rows as a step has
+        ids = [i if math.isfinite(x) else _FAILED for i, x in zip(token_ids.tolist(), peak.tolist(), strict=True)]
+        return _results(logits, ids, inputs)
     # a maximum is NaN or +inf if any element is, and -inf if all are
     is_valid = peak.isfinite()
     if scores is not logits:
@@ -71,11 +75,7 @@ def sample(
         # a slice is no copy
         index = rows if len(rows) > 1 else slice(rows[0], rows[0] + 1)
         token_ids[index] = _draw(scores[index], peak[index].unsqueeze(-1), [inputs[row] for row in rows])
-    outcomes = torch.where(is_valid, token_ids, _FAILED).tolist()
-    return [
-        _result(row, token_id, item.params.logprobs)
-        for row, token_id, item in zip(logits, outcomes, inputs, strict=True)
-    ]
+    return _results(logits, torch.where(is_valid, token_ids, _FAILED).tolist(), inputs)
 
 
 def _groups(inputs: Sequence[SamplingInput], is_cuda: bool) -> list[list[int]]:
@@ -235,12 +235,23 @@ def splitmix64(state: int, step: int) -> int:
     return z ^ (z >> 31)
 
 
-def _result(logits: Tensor, token_id: int, num_logprobs: int | None) -> SampledToken | RowFailure:
-    """The outcome of one row, with log-probabilities of its raw logits [V] if they are asked for."""
+def _results(
+    logits: Tensor, token_ids: Sequence[int], inputs: Sequence[SamplingInput]
+) -> list[SampledToken | RowFailure]:
+    """token_ids: one for each row of logits [R, V], or _FAILED."""
+    return [
+        _result(logits, row, token_id, item.params.logprobs)
+        for row, (token_id, item) in enumerate(zip(token_ids, inputs, strict=True))
+    ]
+
+
+def _result(all_logits: Tensor, row: int, token_id: int, num_logprobs: int | None) -> SampledToken | RowFailure:
+    """The outcome of one row of [R, V], with log-probabilities of its raw logits if they are asked for."""
     if token_id == _FAILED:
         return RowFailure(NOTHING_TO_DRAW)
     if num_logprobs is None:
         return SampledToken(token_id)
+    logits = all_logits[row]
     top_ids = _likeliest(logits, num_logprobs)
     chosen, *top = logits.log_softmax(-1)[[token_id, *top_ids]].tolist()
     rank = 1 + int((logits > logits[token_id]).sum())

@@ -68,8 +68,16 @@ struct AttentionShape {
 // slot: block * block_size + offset. key, value [num_kv_heads][head_dim].
 void write_kv(const KVShape &shape, char *keys, char *values, int64_t slot, const float *key, const float *value);
 
-// q and out: of the row's first token; strides in floats. Queries that see no position get zeros.
-void attend(const AttentionShape &shape, const AttentionRow &row, const QueryTile &tile, int kv_head, const char *keys,
+// What one thread computes at a time.
+struct AttentionTask {
+    const AttentionRow &row;
+    const QueryTile &tile;
+    int kv_head;
+};
+
+// q and out: of the row's first token; strides in floats. Queries that see no position get zeros. next: the task that this thread
+// most likely has next, whose first keys are fetched; null for none.
+void attend(const AttentionShape &shape, const AttentionTask &task, const AttentionTask *next, const char *keys,
             const char *values, const float *q, size_t q_stride, float *out, size_t out_stride, float *scratch);
 
 }  // namespace noria

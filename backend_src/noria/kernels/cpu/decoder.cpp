@@ -36,11 +36,12 @@ struct NoriaModel {
     Linear head;
 };
 
-// cos, sin [num_tokens][head_dim / 2]. cache: [num_layers][2][num_blocks] blocks, keys before values.
+// cos, sin [position][head_dim / 2], of all positions. cache: [num_layers][2][num_blocks] blocks, keys before values.
 // logits [num_logits][vocab_size]: of the tokens logit_indices. peaks, peak_ids [num_logits]: as noria_largest says of them.
 struct NoriaStep {
     int32_t num_tokens, num_rows, num_logits;
     const int64_t *token_ids;
+    const int64_t *positions;
     const int64_t *slot_mapping;
     const int64_t *logit_indices;
     const float *cos;
@@ -164,12 +165,16 @@ private:
             finish(thread, kStageLinear);
             for_each_row(thread, step_.num_tokens, [&](int t) { rotate_and_write(layer, t, keys, values); });
             finish(thread, kStagePointwise);
-            team_.for_each(thread, static_cast<int>(tiles_.size()) * shape.kv.num_kv_heads, [&](int task) {
-                const QueryTile &tile = tiles_[task / shape.kv.num_kv_heads];
-                const AttentionRow &row = step_.rows[tile.row];
-                attend(shape, row, tile, task % shape.kv.num_kv_heads, keys, values, qkv_ + row.query_start * qkv_width_,
-                       qkv_width_, attended_ + row.query_start * attention_width_, attention_width_,
-                       scratch_ + thread * shape.scratch_size());
+            const int num_tasks = static_cast<int>(tiles_.size()) * shape.kv.num_kv_heads;
+            const auto task_at = [&](int index) {
+                const QueryTile &tile = tiles_[index / shape.kv.num_kv_heads];
+                return AttentionTask{step_.rows[tile.row], tile, index % shape.kv.num_kv_heads};
+            };
+            team_.for_each(thread, num_tasks, [&](int index) {
+                const AttentionTask task = task_at(index), next = task_at(std::min(index + 1, num_tasks - 1));
+                attend(shape, task, index + 1 < num_tasks ? &next : nullptr, keys, values,
+                       qkv_ + task.row.query_start * qkv_width_, qkv_width_, attended_ + task.row.query_start * attention_width_,
+                       attention_width_, scratch_ + thread * shape.scratch_size());
             });
             finish(thread, kStageAttention);
             rows = present(thread, attended_, step_.num_tokens, layer.attention_output);
@@ -271,7 +276,7 @@ private:
     void rotate_and_write(const NoriaLayer &layer, int token, char *keys, char *values) {
         const auto &shape = model_.attention;
         const int head_dim = shape.kv.head_dim, half = head_dim / 2, num_turned = shape.num_heads + shape.kv.num_kv_heads;
-        const float *cos = step_.cos + static_cast<size_t>(token) * half, *sin = step_.sin + static_cast<size_t>(token) * half;
+        const float *cos = step_.cos + step_.positions[token] * half, *sin = step_.sin + step_.positions[token] * half;
         float *heads = qkv_ + token * qkv_width_;
         for (int head = 0; head < num_turned; ++head) {
             float *x = heads + head * head_dim;
@@ -298,13 +303,17 @@ private:
 
     static void swiglu(const float *gate, size_t width, float *y) {
         const float *up = gate + width;
-        const F8 one = _mm256_set1_ps(1);
         size_t i = 0;
-        for (; i + 8 <= width; i += 8) {
-            const F8 g = _mm256_loadu_ps(gate + i);
-            const F8 silu = _mm256_div_ps(g, _mm256_add_ps(one, exponential(_mm256_sub_ps(_mm256_setzero_ps(), g))));
-            _mm256_storeu_ps(y + i, _mm256_mul_ps(silu, _mm256_loadu_ps(up + i)));
-        }
+        const auto take = [&](auto lanes) {
+            using V = decltype(lanes);
+            for (; i + V::kCount <= width; i += V::kCount) {
+                const auto g = V::load(gate + i);
+                const auto silu = V::divide(g, V::add(V::all(1), exponential<V>(V::subtract(V::all(0), g))));
+                V::store(y + i, V::multiply(silu, V::load(up + i)));
+            }
+        };
+        take(Widest());
+        if (Widest::kCount > 8) take(Lanes8());
         for (; i < width; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
     }
 
@@ -323,7 +332,7 @@ private:
     void product(int thread, const Linear &linear, const Rows &x, int count, float *y, size_t y_stride, bool is_added,
                  Then then = [](int, int, int) {}) {
         // rows whose inputs stay in the cache next to the processor while the panels pass by
-        const int row_block = std::max(1, kRowBlockBytes / static_cast<int>(x.row_bytes) / kTileRows) * kTileRows;
+        const int row_block = std::max(1, kRowBlockBytes / static_cast<int>(x.row_bytes) / kMostTileRows) * kMostTileRows;
         const int num_row_blocks = (count + row_block - 1) / row_block, panels = num_panels(linear.num_outputs);
         const auto [size, num_parts] = in_parts(panels);
         team_.for_each(thread, num_parts * num_row_blocks, [&, size = size, num_parts = num_parts](int task) {
@@ -354,9 +363,17 @@ private:
 
 extern "C" {
 
-// Compiled for AVX2, FMA and F16C, which not every x86-64 has.
+// What the library was compiled for.
+const char *noria_instruction_set() { return kInstructionSet; }
+
+// Whether this processor has what the library was compiled for; pyproject.toml says for what.
 int noria_cpu_is_supported() {
+#ifdef __AVX512F__
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#else
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
 }
 
 NoriaContext *noria_context_create(int num_threads) {

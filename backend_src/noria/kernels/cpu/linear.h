@@ -16,9 +16,8 @@ namespace noria {
 constexpr int kPanel = 16;
 // inputs that share a scale
 constexpr int kGroup = 32;
-// Rows of a tile: these leave registers for the other factors and, in int8, the products on their way; with 6 GCC spills there
-// (46 against 73 GMAC/s on one core of a Zen 3).
-constexpr int kTileRows = 4;
+// Rows that a block of them should be a multiple of: a tile of any of the products.
+constexpr int kMostTileRows = 16;
 
 enum class WeightFormat : int32_t { kFloat32 = 0, kInt8 = 1, kInt4 = 2 };
 
