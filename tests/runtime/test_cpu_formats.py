@@ -26,6 +26,7 @@ from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache, bytes_per_block
 from noria.runtime.model_runner import ModelRunner
 from noria.scheduler_output import BlockCopy, ScheduledSequence, SchedulerOutput
+from support.cpu_libraries import fastest_instruction_set
 from support.tiny_models import tiny_model_dir
 from support.waiting import wait_until
 
@@ -149,7 +150,9 @@ def test_swapped_blocks_come_back_bit_for_bit(model_dir, weights, kv_dtype):
 
 def test_which_kernels_run(model_dir, caplog):
     caplog.set_level("INFO")
-    words = "kernels: the compiled CPU kernels; weights {}, of the head {}; KV {}"
+    words = (
+        f"kernels: the compiled CPU kernels for {fastest_instruction_set()}; weights {{}}, of the head {{}}; KV {{}}"
+    )
     for changes, formats in (
         ({}, ("float32", "float32", "float32")),
         ({"kernels": "cpu"}, ("float32", "float32", "float32")),

@@ -118,6 +118,11 @@ class CpuDecoder:
         self._largest: _Largest | None = None
 
     @property
+    def instruction_set(self) -> str:
+        """What the kernels were compiled for."""
+        return self._library.noria_instruction_set().decode()
+
+    @property
     def weight_bytes(self) -> int:
         """Of all that is read in a step: packed weights, embedding, norms, scales."""
         return sum(tensor.nbytes for tensor in self._weights.kept)

@@ -136,7 +136,7 @@ def profile(
     rounds = _Rounds(_StepTimer(runner), steps, meter)
     rounds.run(seconds, on_progress)
     return Profile(
-        kernels="compiled" if isinstance(decoder, CpuDecoder) else "torch",
+        kernels=f"compiled {decoder.instruction_set}" if isinstance(decoder, CpuDecoder) else "torch",
         num_threads=num_threads,
         weight_dtype=weights.name,
         head_dtype=head.name,
