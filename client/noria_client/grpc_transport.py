@@ -7,12 +7,13 @@ asynchronous one cannot ask for empty final responses.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
-from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from noria_client import errors
 from noria_client.errors import ServerError
@@ -25,6 +26,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+# the types of the contract's numbers, as `struct` writes them
+_NUMBERS = {"FP32": "<f", "UINT32": "<I", "INT32": "<i", "BOOL": "<?"}
 
 # Asks for a stream's errors as gRPC statuses, with a code, instead of texts alone; servers before 24.08 ignore it.
 _ERROR_CODES = (("triton_grpc_error", "true"),)
@@ -185,13 +189,26 @@ def _traits(response: Any) -> ModelTraits:
 
 
 def _outputs(response: Any) -> Outputs:
-    result = InferResult(response)
-    return {output.name: [_text(value) for value in result.as_numpy(output.name).flat] for output in response.outputs}
+    """The values of each output. By way of InferResult and numpy it takes three times as long, for each token that
+    a client receives."""
+    if len(response.raw_output_contents) != len(response.outputs):
+        raise ServerError("a response whose outputs are not raw: Triton sends them so", errors.INTERNAL)
+    return {
+        output.name: _values(output.datatype, raw)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
 
 
-def _text(value: Any) -> Any:
-    """Bytes as text, and numpy's numbers as Python's."""
-    return value.decode() if isinstance(value, bytes) else value.item()
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    """Of a tensor in the order of the protocol: strings each behind its length, or numbers, all little-endian."""
+    if datatype != "BYTES":
+        return [value for (value,) in struct.iter_unpack(_NUMBERS[datatype], raw)]
+    values, place = [], 0
+    while place < len(raw):
+        begin = place + 4
+        place = begin + int.from_bytes(raw[place:begin], "little")
+        values.append(raw[begin:place].decode())
+    return values
 
 
 async def _once(message: Any) -> AsyncIterator[Any]:

@@ -32,8 +32,8 @@ def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str,
         f"{machine['cpu']['model']}, {machine['num_cores']} cores, num_threads {profile.num_threads}; others took "
         f"{before:.2f} cores before, {after:.2f} after",
         f"{config.model}, {profile.kernels} kernels",
-        f"weights {profile.weight_dtype}, of the head {profile.head_dtype}, {profile.weight_bytes / 1e6:.1f} MB a step; "
-        f"KV {profile.kv_dtype}, {profile.kv_bytes_per_token:.0f} bytes a token",
+        f"weights {profile.weight_dtype}, of the head {profile.head_dtype}, {profile.weight_bytes / 1e6:.1f} MB a step"
+        f"; KV {profile.kv_dtype}, {profile.kv_bytes_per_token:.0f} bytes a token",
         f"reads {best.bytes_per_s / 1e9:.1f} GB/s ({usual.bytes_per_s / 1e9:.1f}); multiplies, 1e9 a second: "
         + ", ".join(peaks),
         f"best of {len(profile.cases[0].runs)} rounds, in brackets the median",

@@ -78,15 +78,15 @@ def _build_decoder(
     """kernels: of FAMILIES. Logs once which they are, and in which formats they compute."""
     if kernels == "cpu":
         cpu = cpu_format(engine_config)
-        decoder = CpuDecoder(model_config, weights, cpu, num_threads)
+        compiled = CpuDecoder(model_config, weights, cpu, num_threads)
         log.info(
             "kernels: the compiled CPU kernels for %s; weights %s, of the head %s; KV %s",
-            decoder.instruction_set,
+            compiled.instruction_set,
             cpu.weights,
             cpu.head,
             cpu.kv_dtype,
         )
-        return decoder
+        return compiled
     if kernels == "torch":
         log.info("kernels: torch's operators")
         return Decoder(model_config, weights, torch_kernels())

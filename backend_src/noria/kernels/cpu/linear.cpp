@@ -16,15 +16,20 @@ namespace noria {
 namespace {
 
 // The sums of `count` outputs of a row, with their scales and bias, to y.
-void store(const float *sums, const Linear &linear, int first_output, int count, float *y, bool is_added) {
+inline void store(const float *sums, const Linear &linear, int first_output, int count, float *y, bool is_added) {
     const float *scale = linear.scale + first_output, *bias = linear.bias + first_output;
     int i = 0;
-    for (; i + 8 <= count; i += 8) {
-        F8 value = _mm256_load_ps(sums + i);
-        if (linear.scale) value = _mm256_mul_ps(value, _mm256_loadu_ps(scale + i));
-        if (linear.bias) value = _mm256_add_ps(value, _mm256_loadu_ps(bias + i));
-        _mm256_storeu_ps(y + i, is_added ? _mm256_add_ps(_mm256_loadu_ps(y + i), value) : value);
-    }
+    const auto take = [&](auto lanes) {
+        using V = decltype(lanes);
+        for (; i + V::kCount <= count; i += V::kCount) {
+            auto value = V::load(sums + i);
+            if (linear.scale) value = V::multiply(value, V::load(scale + i));
+            if (linear.bias) value = V::add(value, V::load(bias + i));
+            V::store(y + i, is_added ? V::add(V::load(y + i), value) : value);
+        }
+    };
+    take(Widest());
+    if (Widest::kCount > 8) take(Lanes8());
     for (; i < count; ++i) {
         float value = sums[i];
         if (linear.scale) value *= scale[i];
