@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from noria.errors import ConfigError
 from noria.kernels import cpu_library
 from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder
+from noria.profiling.cases import case_step, decode_case
 from noria.runtime.build import build_runner
 from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache, bytes_per_block
@@ -317,3 +319,17 @@ def test_the_caller_keeps_its_cores(model_dir):
     assert cores_of_the_thread == [{max(CORES)}]
     bound = list(cores_of_threads())
     assert all({core} in bound for core in sorted(CORES)[1:])
+
+
+def test_a_step_takes_no_new_memory_once_others_like_it_have_run(tmp_path):
+    """A page that the system has to give, and to clear, costs about a microsecond; the logits alone are 1,000 of them."""
+    num_rows, vocab_size = 16, 65536
+    directory = tiny_model_dir(tmp_path, "llama", vocab_size=vocab_size)
+    runner = build(directory, max_num_seqs=num_rows, num_kv_blocks=64)
+    decode = case_step(decode_case(num_rows, 20), runner, temperature=0.0)
+    for _ in range(5):
+        runner.execute(decode)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        runner.execute(decode)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20 < 50

@@ -43,10 +43,10 @@ struct Chunk {
     int all_begin, all_end;
 };
 
-// Where a block's numbers are read, and how many bytes from there those lie that are fetched meanwhile: a block's numbers of one
-// head are too short a run for the processor to see coming. One fetch comes with each read, since the processor drops most of
-// them when many come at once. Values are fetched while the scores of their positions are computed, and keys, of the next chunk or
-// else of the next task's first, while values are summed up.
+// Where a block's numbers are read, and how many bytes from there those lie that are fetched meanwhile: a block's numbers of
+// one head are too short a run for the processor to see coming. One fetch comes with each read, since the processor drops most
+// of them when many come at once. Values are fetched while the scores of their positions are computed, and while values are
+// summed up, the next chunk's keys, or else the next task's first.
 template <class Number> struct Source {
     const Number *numbers;
     ptrdiff_t ahead;
@@ -69,7 +69,8 @@ struct HeadBlocks {
         return {position >> shift, position & (shape.block_size - 1)};
     }
     const char *at(const char *cache, int position) const {
-        return cache + table[place(position).block] * shape.block_bytes() + kv_head * shape.head_numbers() * shape.element_size();
+        const char *block = cache + table[place(position).block] * shape.block_bytes();
+        return block + kv_head * shape.head_numbers() * shape.element_size();
     }
     const float *scales(const char *cache, int position) const {
         const auto [index, offset] = place(position);
@@ -141,10 +142,8 @@ inline __attribute__((always_inline)) void for_each_product(Factor factor, Vecto
     }
 }
 
-// Vectors of positions that lie side by side in a block, NB, where it begins at a multiple of so many.
-template <class V, int NB> constexpr int kPart = V::kCount * NB;
-
-// Scores of MR rows for NP parts of NB vectors of positions. keys[part]: the first component of its first position.
+// Scores of MR rows for NP parts, each NB vectors of positions that lie side by side. keys[part]: the first component of its
+// first position.
 template <class Format, class V, int MR, int NP, int NB>
 ON_ITS_OWN void score(const Source<typename Format::Number> *keys, int key_stride, const float *q, int head_dim,
                       float *scores) {
@@ -165,7 +164,7 @@ ON_ITS_OWN void score(const Source<typename Format::Number> *keys, int key_strid
 
 template <class Format, class V, int NB> void score_chunk(const Work &work, const Chunk &chunk) {
     using Number = typename Format::Number;
-    constexpr int size = kPart<V, NB>;
+    constexpr int size = V::kCount * NB;
     const int head_dim = work.shape.head_dim, block_size = work.shape.block_size;
     for (int position = chunk.begin / size * size; position < chunk.end;) {
         Source<Number> parts[4];
@@ -304,7 +303,8 @@ template <class Format> void add_chunk(const Work &work, const Chunk &chunk) {
         const bool is_seen_by_all = position >= chunk.all_begin && position < chunk.all_end;
         if (position < chunk.all_begin) end = std::min(end, chunk.all_begin);
         if (is_seen_by_all) end = std::min(end, chunk.all_end);
-        runs[num_runs++] = {work.value_source<Number>(position, chunk.start), position - chunk.start, end - position, !is_seen_by_all};
+        const auto source = work.value_source<Number>(position, chunk.start);
+        runs[num_runs++] = {source, position - chunk.start, end - position, !is_seen_by_all};
         position = end;
     }
     for_each_tile<kTileRows>(0, work.num_rows, [&](int row, auto num_rows) {

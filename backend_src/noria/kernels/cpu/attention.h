@@ -75,8 +75,8 @@ struct AttentionTask {
     int kv_head;
 };
 
-// q and out: of the row's first token; strides in floats. Queries that see no position get zeros. next: the task that this thread
-// most likely has next, whose first keys are fetched; null for none.
+// q and out: of the row's first token; strides in floats. Queries that see no position get zeros. next: the task that this
+// thread most likely has next, whose first keys are fetched; null for none.
 void attend(const AttentionShape &shape, const AttentionTask &task, const AttentionTask *next, const char *keys,
             const char *values, const float *q, size_t q_stride, float *out, size_t out_stride, float *scratch);
 

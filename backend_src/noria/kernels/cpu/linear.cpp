@@ -85,7 +85,9 @@ void multiply(const Linear &linear, const Rows &x, int first_panel, int last_pan
         for (int panel = first_panel; panel < last_panel; ++panel, weights += panel_size) {
             const Target target{linear, x, panel, first_row, last_row, y, y_stride, is_added};
             const size_t panel_bytes = panel_size * sizeof *weights;
-            const auto multiply_with = [&](const auto *same) { multiply_panel(target, same, weights + panel_size, panel_bytes); };
+            const auto multiply_with = [&](const auto *same) {
+                multiply_panel(target, same, weights + panel_size, panel_bytes);
+            };
             if constexpr (std::is_same_v<decltype(weights), const Int4Group *>) {
                 with_unpacked(weights, linear.num_inputs, last_row - first_row, scratch, multiply_with);
             } else {

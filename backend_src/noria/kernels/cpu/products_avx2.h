@@ -1,5 +1,5 @@
-// The products of a tile with AVX2 and FMA: product<MR>(w, rows, row_bytes, num_inputs, ahead, out) of MR rows, row_bytes apart, with a
-// panel of 16 outputs, packed or unpacked; out [MR][16].
+// The products of a tile with AVX2 and FMA: product<MR>(w, rows, row_bytes, num_inputs, ahead, out) of MR rows,
+// row_bytes apart, with a panel of 16 outputs; out [MR][16].
 #pragma once
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// The products of a tile with AVX-512 and its VNNI: product<MR>(w, rows, row_bytes, num_inputs, ahead, out) of MR rows, row_bytes apart, with a
-// panel of 16 outputs, packed or unpacked; out [MR][16].
+// The products of a tile with AVX-512 and its VNNI: product<MR>(w, rows, row_bytes, num_inputs, ahead, out) of MR rows,
+// row_bytes apart, with a panel of 16 outputs; out [MR][16].
 #pragma once
 
 #include <cstring>
@@ -74,7 +74,9 @@ ON_ITS_OWN void product(const int8_t *w, const char *rows, size_t row_bytes, int
     }
 }
 
-inline __m512 from_float16(const uint16_t *x) { return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(x))); }
+inline __m512 from_float16(const uint16_t *x) {
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(x)));
+}
 
 template <int MR>
 ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
@@ -84,7 +86,7 @@ ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, 
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
     for (const Int4Group *end = w + num_groups(num_inputs); w < end; ++w, rows += sizeof(Int8Group)) {
-        const auto row = [&](int m) -> const Int8Group & { return *reinterpret_cast<const Int8Group *>(rows + m * row_bytes); };
+        const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int8Group *>(rows + m * row_bytes); };
         __m512i whole[NS][MR];
         EACH_SUM EACH_ROW whole[s][m] = _mm512_setzero_si512();
         // numbers are four lines of 64 bytes, scales and minima the fifth
