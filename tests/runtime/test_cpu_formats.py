@@ -322,7 +322,7 @@ def test_the_caller_keeps_its_cores(model_dir):
 
 
 def test_a_step_takes_no_new_memory_once_others_like_it_have_run(tmp_path):
-    """A page that the system has to give, and to clear, costs about a microsecond; the logits alone are 1,000 of them."""
+    """A page that the system has to give and to clear costs a microsecond; the logits alone are 1,000 of them."""
     num_rows, vocab_size = 16, 65536
     directory = tiny_model_dir(tmp_path, "llama", vocab_size=vocab_size)
     runner = build(directory, max_num_seqs=num_rows, num_kv_blocks=64)
