@@ -252,6 +252,23 @@ def test_a_library_that_cannot_be_loaded_is_named(model_dir, monkeypatch, tmp_pa
         build(model_dir, kernels="cpu")
 
 
+@pytest.mark.parametrize(("supported", "chosen"), [("ab", "a"), ("b", "b")])
+def test_the_fastest_library_that_the_processor_runs_is_taken(monkeypatch, supported, chosen):
+    libraries = {
+        name: SimpleNamespace(name=name, noria_cpu_is_supported=lambda name=name: name in supported) for name in "ab"
+    }
+    monkeypatch.setattr(cpu_library, "find_libraries", lambda: {"A": "a", "B": "b"})
+    monkeypatch.setattr(cpu_library, "load_from", libraries.__getitem__)
+    assert cpu_library.load_library().name == chosen
+
+
+def test_a_processor_that_runs_no_library_is_told_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(cpu_library, "find_libraries", lambda: {"A": "a", "B": "b"})
+    monkeypatch.setattr(cpu_library, "load_from", lambda path: SimpleNamespace(noria_cpu_is_supported=lambda: 0))
+    with pytest.raises(RuntimeError, match="this processor lacks A or B"):
+        cpu_library.load_library()
+
+
 def num_threads_of_this_process() -> int:
     return len(os.listdir("/proc/self/task"))
 
