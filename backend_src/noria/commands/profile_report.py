@@ -34,9 +34,9 @@ def head_lines(profile: Profile, config: EngineConfig, environment: Mapping[str,
         f"{config.model}, {profile.kernels} kernels",
         f"weights {profile.weight_dtype}, of the head {profile.head_dtype}, {profile.weight_bytes / 1e6:.1f} MB a step"
         f"; KV {profile.kv_dtype}, {profile.kv_bytes_per_token:.0f} bytes a token",
-        f"reads {best.bytes_per_s / 1e9:.1f} GB/s ({usual.bytes_per_s / 1e9:.1f}); multiplies, 1e9 a second: "
+        f"limits, the best of {len(profile.cases[0].runs)} rounds and in brackets the median: reads "
+        f"{best.bytes_per_s / 1e9:.1f} GB/s ({usual.bytes_per_s / 1e9:.1f}); multiplies, 1e9 a second: "
         + ", ".join(peaks),
-        f"best of {len(profile.cases[0].runs)} rounds, in brackets the median",
     ]
 
 
