@@ -32,7 +32,7 @@ clean:
 	rm -rf $(VENV)
 
 # The lock is complete, so nothing is resolved: what is installed is what was tested.
-$(INSTALLED): requirements.lock pyproject.toml $(wildcard backend_src/noria/kernels/cpu/*)
+$(INSTALLED): requirements.lock pyproject.toml $(wildcard backend_src/noria/kernels/cpu/*.*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 		{ echo "PYTHON must be Python 3.11 or 3.12, for which requirements.lock was made; $(PYTHON) is not"; exit 1; }
 	@echo "setting up $(VENV): about two minutes and 1.6 GB, once"

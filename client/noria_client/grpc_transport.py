@@ -7,6 +7,7 @@ asynchronous one cannot ask for empty final responses.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from typing import Any
@@ -27,8 +28,11 @@ _CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-# the types of the contract's numbers, as `struct` writes them
-_NUMBERS = {"FP32": "<f", "UINT32": "<I", "INT32": "<i", "BOOL": "<?"}
+# the protocol's numbers as `struct` names them, all little-endian
+_NUMBERS = {"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d"}
+_NUMBERS |= {"INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q"}
+_NUMBERS |= {"UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
+_LENGTH = struct.Struct("<I")
 
 # Asks for a stream's errors as gRPC statuses, with a code, instead of texts alone; servers before 24.08 ignore it.
 _ERROR_CODES = (("triton_grpc_error", "true"),)
@@ -194,21 +198,38 @@ def _outputs(response: Any) -> Outputs:
     if len(response.raw_output_contents) != len(response.outputs):
         raise ServerError("a response whose outputs are not raw: Triton sends them so", errors.INTERNAL)
     return {
-        output.name: _values(output.datatype, raw)
+        output.name: _values(output, raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
 
 
-def _values(datatype: str, raw: bytes) -> list[Any]:
-    """Of a tensor in the order of the protocol: strings each behind its length, or numbers, all little-endian."""
-    if datatype != "BYTES":
-        return [value for (value,) in struct.iter_unpack(_NUMBERS[datatype], raw)]
+def _values(output: Any, raw: bytes) -> list[Any]:
+    """In the order of the protocol: strings each behind its length, or numbers. Raises ServerError for anything else."""
+    count = math.prod(output.shape)
+    try:
+        values = _strings(raw) if output.datatype == "BYTES" else _numbers(output.datatype, raw)
+    except (KeyError, struct.error, UnicodeDecodeError) as error:
+        raise ServerError(
+            f"the output {output.name} ({output.datatype}) cannot be read: {error}", errors.INTERNAL
+        ) from None
+    if len(values) != count:
+        raise ServerError(f"the output {output.name} has {len(values)} values, not {count}", errors.INTERNAL)
+    return values
+
+
+def _strings(raw: bytes) -> list[str]:
     values, place = [], 0
     while place < len(raw):
-        begin = place + 4
-        place = begin + int.from_bytes(raw[place:begin], "little")
+        begin = place + _LENGTH.size
+        place = begin + _LENGTH.unpack_from(raw, place)[0]
+        if place > len(raw):
+            raise struct.error(f"a string of {place - begin} bytes, of which {len(raw) - begin} came")
         values.append(raw[begin:place].decode())
     return values
+
+
+def _numbers(datatype: str, raw: bytes) -> list[Any]:
+    return [value for (value,) in struct.iter_unpack("<" + _NUMBERS[datatype], raw)]
 
 
 async def _once(message: Any) -> AsyncIterator[Any]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import logging
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
+
+log = logging.getLogger(__name__)
 
 # by what they were compiled for, the faster first
 LIBRARY_NAMES = {"AVX-512 (F, BW, CD, DQ, VL, VNNI)": "cpu_kernels_avx512", "AVX2, FMA and F16C": "cpu_kernels_avx2"}
@@ -122,11 +125,17 @@ def load_library() -> ctypes.CDLL:
         raise RuntimeError(
             "they were not built: install a C++ compiler (g++ 11 or later) and Noria again, on x86-64 Linux"
         )
+    broken = None
     for path in libraries.values():
-        library = load_from(path)
+        try:
+            library = load_from(path)
+        except RuntimeError as error:
+            log.warning("compiled CPU kernels: %s; looking for others", error)
+            broken = error
+            continue
         if library.noria_cpu_is_supported():
             return library
-    raise RuntimeError(f"this processor lacks {' or '.join(libraries)}")
+    raise broken or RuntimeError(f"this processor lacks {' or '.join(libraries)}")
 
 
 def load_from(path: Path) -> ctypes.CDLL:

@@ -17,14 +17,15 @@ namespace {
 
 // The sums of `count` outputs of a row, with their scales and bias, to y.
 inline void store(const float *sums, const Linear &linear, int first_output, int count, float *y, bool is_added) {
-    const float *scale = linear.scale + first_output, *bias = linear.bias + first_output;
+    const float *scale = linear.scale ? linear.scale + first_output : nullptr;
+    const float *bias = linear.bias ? linear.bias + first_output : nullptr;
     int i = 0;
     const auto take = [&](auto lanes) {
         using V = decltype(lanes);
         for (; i + V::kCount <= count; i += V::kCount) {
             auto value = V::load(sums + i);
-            if (linear.scale) value = V::multiply(value, V::load(scale + i));
-            if (linear.bias) value = V::add(value, V::load(bias + i));
+            if (scale) value = V::multiply(value, V::load(scale + i));
+            if (bias) value = V::add(value, V::load(bias + i));
             V::store(y + i, is_added ? V::add(V::load(y + i), value) : value);
         }
     };
@@ -32,8 +33,8 @@ inline void store(const float *sums, const Linear &linear, int first_output, int
     if (Widest::kCount > 8) take(Lanes8());
     for (; i < count; ++i) {
         float value = sums[i];
-        if (linear.scale) value *= scale[i];
-        if (linear.bias) value += bias[i];
+        if (scale) value *= scale[i];
+        if (bias) value += bias[i];
         y[i] = is_added ? y[i] + value : value;
     }
 }

@@ -65,7 +65,9 @@ void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_input
         if (!(scale[n] > 0)) continue;
         int8_t *panel = packed + n / kPanel * num_pairs * 2 * kPanel + n % kPanel * 2;
         for (int k = 0; k < num_inputs; ++k)
-            panel[k / 2 * 2 * kPanel + k % 2] = static_cast<int8_t>(std::lrintf(row[k] / scale[n]));
+            // a scale that is no normal number may be rounded down by much
+            panel[k / 2 * 2 * kPanel + k % 2] =
+                static_cast<int8_t>(std::clamp(static_cast<int>(std::lrintf(row[k] / scale[n])), -127, 127));
     }
 }
 
