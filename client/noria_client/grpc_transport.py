@@ -204,7 +204,7 @@ def _outputs(response: Any) -> Outputs:
 
 
 def _values(output: Any, raw: bytes) -> list[Any]:
-    """In the order of the protocol: strings each behind its length, or numbers. Raises ServerError for anything else."""
+    """In the order of the protocol: strings each behind its length, or numbers. Raises ServerError for all else."""
     count = math.prod(output.shape)
     try:
         values = _strings(raw) if output.datatype == "BYTES" else _numbers(output.datatype, raw)
