@@ -38,6 +38,7 @@ from noria_bench.records import Chunk, Outcome, RequestRecord  # noqa: E402
 from noria_bench.workload import WorkItem  # noqa: E402
 from support.recordings import make_step  # noqa: E402
 from support.tiny_models import tiny_model_dir  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
 
 JOB = Job("localhost:1", 2, 60.0, seed=0, cancel_share=0.2, invalid_share=0.1, reconnect_share=0.0)
 DRAW, CHUNK, PADDING = RowKind.DRAW, RowKind.CHUNK, RowKind.PADDING
@@ -100,6 +101,8 @@ def test_the_stub_is_found_among_a_servers_children(tmp_path: Path) -> None:
     shutil.copy("/bin/sleep", stub)
     with subprocess.Popen(["/bin/sleep", "60"]) as other, subprocess.Popen([stub, "60"]) as process:
         try:
+            # Popen returns as soon as the program is taken, just before the system shows its command line
+            wait_until(lambda: all(Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in (other, process)))
             assert stub_of(os.getpid()) == process.pid
         finally:
             other.kill()
