@@ -102,7 +102,7 @@ class Model:
         """Logits [tokens, vocab_size] of all rows' tokens."""
         batch = InputBatch.build(rows, self.block_size, NUM_BLOCKS).decoder_input(CPU)
         everything = dataclasses.replace(batch, logit_indices=torch.arange(len(batch.token_ids)))
-        return self.decoder.forward(everything, self.cache.layers)
+        return self.decoder.forward(everything, self.cache.layers).clone()
 
     def run(self, prompts: Sequence[list[int]], steps: Iterator[list[int]]) -> list[Tensor]:
         """Each prompt's logits [length, vocab_size]. steps: how many tokens of each prompt come next."""
@@ -355,7 +355,7 @@ def test_blocks_beyond_two_gib(kv_dtype):
     table = [num_blocks - 1, 3, num_blocks - 7, num_blocks // 2, num_blocks - 2]
     batch = InputBatch.build([row(prompt, 0, table)], 8, num_blocks - 1).decoder_input(CPU)
     batch = dataclasses.replace(batch, logit_indices=torch.arange(40))
-    found = model.decoder.forward(batch, [(layer[0], layer[1]) for layer in memory])
+    found = model.decoder.forward(batch, [(layer[0], layer[1]) for layer in memory]).clone()
     assert torch.equal(found, model.run([prompt], one_by_one([prompt]))[0])
 
 

@@ -56,7 +56,7 @@ def step(runner: ModelRunner, tokens: list[int], start: int = 0, table: list[int
     everything = dataclasses.replace(
         batch.decoder_input(runner.decoder.device), logit_indices=torch.arange(len(tokens))
     )
-    return runner.decoder.forward(everything, runner.cache.layers)
+    return runner.decoder.forward(everything, runner.cache.layers).clone()
 
 
 def first_layer(runner: ModelRunner, part: int) -> tuple[Tensor, Tensor | None]:

@@ -115,6 +115,7 @@ class CpuDecoder:
             raise RuntimeError(f"the system gave fewer than num_threads ({num_threads}) threads")
         weakref.finalize(self, self._library.noria_context_destroy, self._context)
         self.stage_seconds: ctypes.Array[ctypes.c_double] | None = None
+        self._logits = torch.empty(0, config.vocab_size)
         self._largest: _Largest | None = None
 
     @property
@@ -133,11 +134,12 @@ class CpuDecoder:
     def forward(self, batch: DecoderInput, kv_layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Logits [len(logit_indices), vocab_size] in float32; writes the tokens' keys and values into the cache.
 
+        The logits last until the next call, which writes its own over them.
         kv_layers: views of one contiguous memory, of every layer the keys' blocks and behind them the values'.
         Raises RuntimeError where there is no memory for so many tokens.
         """
         keys = kv_layers[0][0]
-        logits = torch.empty(len(batch.logit_indices), self.config.vocab_size)
+        logits = self._logits_of(len(batch.logit_indices))
         largest = _empty_largest(logits)
         cos, sin = self._turns.of(max((row.first_position + row.num_queries for row in batch.rows), default=0))
         rows, block_tables = _rows(batch.rows)
@@ -165,6 +167,15 @@ class CpuDecoder:
         del block_tables
         self._largest = largest
         return logits
+
+    def _logits_of(self, num_rows: int) -> Tensor:
+        """[num_rows, vocab_size], the same memory each time.
+
+        Megabytes that are given back after each step may go back to the system, which gives new pages for the next.
+        """
+        if num_rows > len(self._logits):
+            self._logits = torch.empty(num_rows, self.config.vocab_size)
+        return self._logits[:num_rows]
 
     def largest(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """`runtime.sampling.largest` of scores [R, V]; of the last step's logits it is known already."""
