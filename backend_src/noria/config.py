@@ -89,9 +89,10 @@ class EngineConfig:
         differ only in how Triton is told to form it.
     kernels: cpu are the compiled ones, which know float32 on an x86-64 CPU; triton run on an NVIDIA GPU; torch are
         torch's operators; auto takes the first of these that can do what the others ask for.
-    weight_quantization: of linear layers. int8 (cpu, triton kernels), fp8 (triton): one scale an output. int4 (cpu): a
-        scale and a minimum for 32 inputs of an output, in which the weights of a GGUF in Q4_1 are as they were where a
-        block uses all its range, as the embedded model's do; the head is int8.
+    weight_quantization: of linear layers. int8, fp8 (triton kernels): one scale an output. int8 (cpu kernels): a scale
+        for 32 inputs of an output, in which the weights of a GGUF in Q8_0 are as they were. int4 (cpu): a scale and a
+        minimum for as many, which does the same for Q4_1 where a block uses all its range, as the embedded model's do;
+        the head is int8. Both of the cpu kernels' round activations to 8 bits.
     kv_cache_dtype: auto is dtype; with cpu kernels also bfloat16 or int8, with triton kernels int8 or fp8, these two
         with a scale for each token and head.
     deterministic: a request's logits have the same bits whatever the batch, chunks, preemptions and prefix cache. The

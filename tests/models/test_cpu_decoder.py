@@ -29,7 +29,7 @@ from noria.runtime.input_batch import InputBatch
 from noria.runtime.kv_cache import KVCache
 from noria.scheduler_output import ScheduledSequence
 from support.cpu_libraries import libraries_that_run
-from support.int4 import int4_weights
+from support.rounded_weights import int4_weights
 from support.tiny_models import FAMILIES, VOCAB_SIZE, tiny_config
 
 CPU = torch.device("cpu")

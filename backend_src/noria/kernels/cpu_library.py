@@ -21,22 +21,22 @@ log = logging.getLogger(__name__)
 LIBRARY_NAMES = {"AVX-512 (F, BW, CD, DQ, VL, VNNI)": "cpu_kernels_avx512", "AVX2, FMA and F16C": "cpu_kernels_avx2"}
 # of a packed weight, outputs side by side
 PANEL = 16
-# of a linear layer's weights; in int4, 32 inputs of an output share a scale and a minimum
+# of a linear layer's weights
 WEIGHT_FORMATS = {"float32": 0, "int8": 1, "int4": 2}
-INT4_GROUP = 32
-# numbers of four bits, and a float16 scale and minimum for each of PANEL outputs
-INT4_PANEL_BYTES = PANEL * (INT4_GROUP // 2 + 2 + 2)
+# inputs of an output that share a float16 scale, in int4 a minimum too
+GROUP = 32
+# of so many inputs, and PANEL outputs
+PACKED_BYTES = {"int8": (2 * GROUP, PANEL * 2 * (GROUP + 2)), "int4": (GROUP, PANEL * (GROUP // 2 + 2 + 2))}
 KV_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
 # the parts of a step that `StepStruct.stage_seconds` tells apart, in order
 STAGES = ("linear", "head", "attention", "pointwise")
 
 
 class LinearStruct(Structure):
-    """weight: panels, see cpu/linear.h. scale: of int8 weights, else 0. bias: 0 for none. format: of WEIGHT_FORMATS."""
+    """weight: panels, see cpu/linear.h. bias: 0 for none. format: of WEIGHT_FORMATS."""
 
     _fields_ = (
         ("weight", c_void_p),
-        ("scale", c_void_p),
         ("bias", c_void_p),
         ("num_inputs", c_int32),
         ("num_outputs", c_int32),
@@ -150,12 +150,9 @@ def load_from(path: Path) -> ctypes.CDLL:
     library.noria_context_destroy.argtypes = (c_void_p,)
     library.noria_context_destroy.restype = None
     library.noria_forward.argtypes = (c_void_p, POINTER(ModelStruct), POINTER(StepStruct))
-    library.noria_pack_float32.argtypes = (c_void_p, c_int32, c_int32, c_void_p)
-    library.noria_pack_float32.restype = None
-    library.noria_pack_int8.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_void_p)
-    library.noria_pack_int8.restype = None
-    library.noria_pack_int4.argtypes = (c_void_p, c_int32, c_int32, c_void_p)
-    library.noria_pack_int4.restype = None
+    for pack in (library.noria_pack_float32, library.noria_pack_int8, library.noria_pack_int4):
+        pack.argtypes = (c_void_p, c_int32, c_int32, c_void_p)
+        pack.restype = None
     library.noria_linear.argtypes = (POINTER(LinearStruct), c_void_p, c_int32, c_void_p)
     library.noria_linear.restype = None
     library.noria_largest.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_void_p)

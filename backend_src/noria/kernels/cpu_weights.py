@@ -8,11 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from noria.kernels.cpu_library import INT4_GROUP, INT4_PANEL_BYTES, PANEL, WEIGHT_FORMATS, LinearStruct
+from noria.kernels.cpu_library import PACKED_BYTES, PANEL, WEIGHT_FORMATS, LinearStruct
 from noria.kernels.huge_pages import Arena
 
-# of float16
-MAX_INT4 = 65504.0
+# that its scales and minima, which are float16, can stand for
+LARGEST = {"int8": 127 * 65504.0, "int4": 65504.0}
 # what the widest load wants
 _ALIGNMENT = 64
 _CHUNK_BYTES = 2**25
@@ -36,37 +36,34 @@ class CpuWeights:
     def pack(self, weight_format: str, weight: Tensor, bias: Tensor | None = None) -> LinearStruct:
         """weight [outputs, inputs] float32, bias [outputs]. weight_format: of WEIGHT_FORMATS; see cpu/linear.h.
 
-        Raises ValueError for finite weights that int4, whose scales and minima are float16, does not hold.
+        Raises ValueError for finite weights that the format does not hold.
         """
         num_outputs, num_inputs = weight.shape
         weight = weight.contiguous()
-        num_panels = -(-num_outputs // PANEL)
-        scale = None
-        if weight_format == "int8":
-            packed = self._arena.empty(num_panels * PANEL * (num_inputs + num_inputs % 2), torch.int8)
-            scale = self._arena.empty(num_outputs, torch.float32)
-            self.kept.append(scale)
-            self._library.noria_pack_int8(
-                weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), scale.data_ptr()
-            )
-        elif weight_format == "int4":
-            largest = weight.abs().max().item()
-            if MAX_INT4 < largest < math.inf:
-                raise ValueError(
-                    f"weight_quantization: int4 holds weights of up to {MAX_INT4:,.0f} to either side, and the model "
-                    f"has one of {largest:,.0f}: use int8"
-                )
-            packed = self._arena.empty(num_panels * -(-num_inputs // INT4_GROUP) * INT4_PANEL_BYTES, torch.uint8)
-            self._library.noria_pack_int4(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
+        if weight_format == "float32":
+            inputs_of_group, group_bytes = 1, PANEL * weight.itemsize
         else:
-            packed = self._arena.empty(num_panels * PANEL * num_inputs, torch.float32)
-            self._library.noria_pack_float32(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
+            _check_size(weight, weight_format)
+            inputs_of_group, group_bytes = PACKED_BYTES[weight_format]
+        num_groups = -(-num_outputs // PANEL) * -(-num_inputs // inputs_of_group)
+        packed = self._arena.empty(num_groups * group_bytes, torch.uint8)
+        pack = getattr(self._library, f"noria_pack_{weight_format}")
+        pack(weight.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
         self.kept.append(packed)
         return LinearStruct(
             weight=packed.data_ptr(),
-            scale=None if scale is None else scale.data_ptr(),
             bias=None if bias is None else self.keep(bias),
             num_inputs=num_inputs,
             num_outputs=num_outputs,
             format=WEIGHT_FORMATS[weight_format],
+        )
+
+
+def _check_size(weight: Tensor, weight_format: str) -> None:
+    largest = weight.abs().max().item()
+    if LARGEST[weight_format] < largest < math.inf:
+        other = "int8" if largest <= LARGEST["int8"] else "none"
+        raise ValueError(
+            f"weight_quantization: {weight_format} holds weights of up to {LARGEST[weight_format]:,.0f} to either side, and "
+            f"the model has one of {largest:,.0f}: use {other}"
         )

@@ -62,17 +62,15 @@ class MachineLimits:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Of linear layers. per_weight: bytes of a weight, with what it shares with a group of others. per_output: of what
-    each output has beside its weights, but for a bias of per_bias bytes."""
+    """Of linear layers. per_weight: bytes of a weight, with what it shares with a group of others. per_bias: of a bias."""
 
     name: str
     per_weight: float
     per_bias: int
-    per_output: int = 0
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Of the weights [outputs, inputs] of one layer, without a bias."""
-        return round(prod(shape) * self.per_weight) + shape[0] * self.per_output
+        return round(prod(shape) * self.per_weight)
 
 
 class WorkCounter:

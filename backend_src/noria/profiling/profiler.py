@@ -21,7 +21,7 @@ from noria.calibration import engine_overhead
 from noria.config import EngineConfig
 from noria.engine.text import TextTokenizer
 from noria.errors import ConfigError
-from noria.kernels.cpu_library import INT4_GROUP, INT4_PANEL_BYTES, PANEL, STAGES
+from noria.kernels.cpu_library import PACKED_BYTES, PANEL, STAGES
 from noria.models.cpu_decoder import CpuDecoder
 from noria.models.decoder import Decoder, DecoderInput
 from noria.models.model_store import resolve_model
@@ -39,11 +39,12 @@ MIN_ROUNDS = 3
 TORCH_PARTS = ("model",)
 OTHER_PARTS = ("sampling", "python", "engine")
 WHOLE_STEP = "step"
-# as the compiled kernels pack them: int8 with a float32 scale for each output, int4 with two float16 for 32 weights
+# as the compiled kernels pack them, with the scales of 32 weights
 PACKED_WEIGHTS = {
     "float32": WeightFormat("float32", per_weight=4, per_bias=4),
-    "int8": WeightFormat("int8", per_weight=1, per_bias=4, per_output=4),
-    "int4": WeightFormat("int4", per_weight=INT4_PANEL_BYTES / (INT4_GROUP * PANEL), per_bias=4),
+} | {
+    name: WeightFormat(name, per_weight=num_bytes / (num_inputs * PANEL), per_bias=4)
+    for name, (num_inputs, num_bytes) in PACKED_BYTES.items()
 }
 
 

@@ -303,18 +303,13 @@ private:
 
     static void swiglu(const float *gate, size_t width, float *y) {
         const float *up = gate + width;
-        size_t i = 0;
-        const auto take = [&](auto lanes) {
+        const int first = for_each_vector(width, [&](int i, auto lanes) {
             using V = decltype(lanes);
-            for (; i + V::kCount <= width; i += V::kCount) {
-                const auto g = V::load(gate + i);
-                const auto silu = V::divide(g, V::add(V::all(1), exponential<V>(V::subtract(V::all(0), g))));
-                V::store(y + i, V::multiply(silu, V::load(up + i)));
-            }
-        };
-        take(Widest());
-        if (Widest::kCount > 8) take(Lanes8());
-        for (; i < width; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+            const auto g = V::load(gate + i);
+            const auto silu = V::divide(g, V::add(V::all(1), exponential<V>(V::subtract(V::all(0), g))));
+            V::store(y + i, V::multiply(silu, V::load(up + i)));
+        });
+        for (size_t i = first; i < width; ++i) y[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
     }
 
     // `count` tasks of up to `size` panels

@@ -15,26 +15,17 @@
 namespace noria {
 namespace {
 
-// The sums of `count` outputs of a row, with their scales and bias, to y.
+// The sums of `count` outputs of a row, with their bias, to y.
 inline void store(const float *sums, const Linear &linear, int first_output, int count, float *y, bool is_added) {
-    const float *scale = linear.scale ? linear.scale + first_output : nullptr;
     const float *bias = linear.bias ? linear.bias + first_output : nullptr;
-    int i = 0;
-    const auto take = [&](auto lanes) {
+    const int first = for_each_vector(count, [&](int i, auto lanes) {
         using V = decltype(lanes);
-        for (; i + V::kCount <= count; i += V::kCount) {
-            auto value = V::load(sums + i);
-            if (scale) value = V::multiply(value, V::load(scale + i));
-            if (bias) value = V::add(value, V::load(bias + i));
-            V::store(y + i, is_added ? V::add(V::load(y + i), value) : value);
-        }
-    };
-    take(Widest());
-    if (Widest::kCount > 8) take(Lanes8());
-    for (; i < count; ++i) {
-        float value = sums[i];
-        if (scale) value *= scale[i];
-        if (bias) value += bias[i];
+        auto value = V::load(sums + i);
+        if (bias) value = V::add(value, V::load(bias + i));
+        V::store(y + i, is_added ? V::add(V::load(y + i), value) : value);
+    });
+    for (int i = first; i < count; ++i) {
+        const float value = bias ? sums[i] + bias[i] : sums[i];
         y[i] = is_added ? y[i] + value : value;
     }
 }
@@ -99,9 +90,9 @@ void multiply(const Linear &linear, const Rows &x, int first_panel, int last_pan
     switch (linear.format) {
     case WeightFormat::kFloat32: for_each_panel(static_cast<const float *>(linear.weight), num_inputs * kPanel); break;
     case WeightFormat::kInt8:
-        for_each_panel(static_cast<const int8_t *>(linear.weight), (num_inputs + 1) / 2 * 2 * kPanel);
+        for_each_panel(static_cast<const Int8Groups *>(linear.weight), num_groups<Int8Groups>(num_inputs) / Int8Groups::kCount);
         break;
-    case WeightFormat::kInt4: for_each_panel(static_cast<const Int4Group *>(linear.weight), num_groups(linear.num_inputs));
+    case WeightFormat::kInt4: for_each_panel(static_cast<const Int4Group *>(linear.weight), num_groups<Int4Group>(num_inputs));
     }
 }
 

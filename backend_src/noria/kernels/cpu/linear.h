@@ -2,7 +2,8 @@
 //
 // Packed weights are panels of 16 outputs, so that one read of a panel serves all rows:
 //   float32  [ceil(N / 16)][K][16]
-//   int8     [ceil(N / 16)][ceil(K / 2)][16][2], with one scale an output: W[n, k] ~ scale[n] w[n, k], |w| <= 127
+//   int8     [ceil(N / 16)][ceil(K / 64)] of Int8Groups: W[n, k] ~ scale w, |w| <= 127, the scale of the 32 inputs of a group
+//            and one output. GGUF's Q8_0 is kept exactly.
 //   int4     [ceil(N / 16)][ceil(K / 32)] of Int4Group: W[n, k] ~ scale w + minimum, 0 <= w <= 15, both of the 32 inputs
 //            of a group and one output. A block of GGUF's Q4_1 that uses its first and its last step is kept exactly.
 // The rows of x are rounded too where weights are; see rounding.h. A row's result depends on nothing but the row.
@@ -21,10 +22,9 @@ constexpr int kMostTileRows = 16;
 
 enum class WeightFormat : int32_t { kFloat32 = 0, kInt8 = 1, kInt4 = 2 };
 
-// scale: of int8, else null. bias: null for none.
+// bias: null for none.
 struct Linear {
     const void *weight;
-    const float *scale;
     const float *bias;
     int32_t num_inputs;
     int32_t num_outputs;
@@ -34,11 +34,21 @@ struct Linear {
 // 32 inputs of a panel's outputs. A byte of numbers [4][16][4] is inputs 4 i + j in its low half and 16 + 4 i + j in its
 // high one. scale and minimum are float16, which hold GGUF's as they are.
 struct alignas(64) Int4Group {
+    static constexpr int kCount = 1;
     uint8_t numbers[kGroup * kPanel / 2];
     uint16_t scale[kPanel];
     uint16_t minimum[kPanel];
 };
 static_assert(sizeof(Int4Group) == 320, "kernels/cpu_library.py counts on it");
+
+// Two groups of 32 inputs of a panel's outputs: together they fill whole lines. Of a group, numbers [8][16][4] are those of
+// inputs 4 i + j, plus kOffset: without a sign, as vpdpbusd wants them. scale is float16, which holds GGUF's as it is.
+struct alignas(64) Int8Groups {
+    static constexpr int kCount = 2, kOffset = 128;
+    uint8_t numbers[kCount][kGroup * kPanel];
+    uint16_t scale[kCount][kPanel];
+};
+static_assert(sizeof(Int8Groups) == 1088, "kernels/cpu_library.py counts on it");
 
 // The rows that a Linear reads, as `round_row` makes them of its format: row_bytes apart.
 struct Rows {
@@ -47,6 +57,12 @@ struct Rows {
 };
 
 inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
+
+// Of a panel, and of a row: those of the last Int8Groups or Int4Group that go beyond the inputs are zeros.
+template <class Groups> int num_groups(int num_inputs) {
+    constexpr int count = Groups::kCount;
+    return (num_inputs + count * kGroup - 1) / (count * kGroup) * count;
+}
 
 // What `multiply` needs of memory beside its arguments, aligned to 64 bytes.
 size_t scratch_bytes(const Linear &linear);

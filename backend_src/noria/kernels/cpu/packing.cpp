@@ -31,7 +31,7 @@ float from_float16(uint16_t x) { return _cvtsh_ss(x); }
 
 // x [count], count <= 32, as the numbers of output n of its panel. minimum is NaN where one of them is not finite, which no
 // rounding must hide.
-void pack_group(const float *x, int count, int n, Int4Group &group) {
+void pack_group(const float *x, int count, int n, int, Int4Group &group) {
     const Extremes found = extremes(x, count);
     group.minimum[n] = to_float16(found.is_finite ? found.lowest : NAN);
     group.scale[n] = to_float16(found.is_finite ? (found.highest - found.lowest) / 15 : 0);
@@ -40,6 +40,31 @@ void pack_group(const float *x, int count, int n, Int4Group &group) {
     for (int k = 0; k < count; ++k) {
         const int number = std::clamp(static_cast<int>(std::lrintf((x[k] - minimum) / scale)), 0, 15);
         group.numbers[(k % 16 / 4 * kPanel + n) * 4 + k % 4] |= k < 16 ? number : number << 4;
+    }
+}
+
+// The same for a group of `index`; here it is the scale that is NaN.
+void pack_group(const float *x, int count, int n, int index, Int8Groups &groups) {
+    const Extremes found = extremes(x, count);
+    groups.scale[index][n] = to_float16(found.is_finite ? std::max(-found.lowest, found.highest) / 127 : NAN);
+    const float scale = from_float16(groups.scale[index][n]);
+    if (!(scale > 0) || !std::isfinite(scale)) return;
+    for (int k = 0; k < count; ++k) {
+        const int number = std::clamp(static_cast<int>(std::lrintf(x[k] / scale)), -127, 127);
+        groups.numbers[index][(k / 4 * kPanel + n) * 4 + k % 4] = number + Int8Groups::kOffset;
+    }
+}
+
+// weight [num_outputs][num_inputs] to [num_panels][as many as hold the inputs of one].
+template <class Groups> void pack_groups(const float *weight, int num_outputs, int num_inputs, Groups *packed) {
+    const int groups = num_groups<Groups>(num_inputs);
+    memset(static_cast<void *>(packed), 0, sizeof(Groups) * num_panels(num_outputs) * groups / Groups::kCount);
+    for (int n = 0; n < num_outputs; ++n) {
+        for (int g = 0; g * kGroup < num_inputs; ++g) {
+            const size_t place = static_cast<size_t>(n / kPanel) * groups + g;
+            pack_group(weight + static_cast<size_t>(n) * num_inputs + g * kGroup, std::min(kGroup, num_inputs - g * kGroup),
+                       n % kPanel, place % Groups::kCount, packed[place / Groups::kCount]);
+        }
     }
 }
 
@@ -54,32 +79,16 @@ void noria_pack_float32(const float *weight, int32_t num_outputs, int32_t num_in
                 n < num_outputs ? weight[static_cast<size_t>(n) * num_inputs + k] : 0;
 }
 
-// scale [num_outputs]: NaN for an output whose weights are not all finite, which no rounding must hide.
-void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_inputs, int8_t *packed, float *scale) {
-    const size_t num_pairs = (num_inputs + 1) / 2;
-    memset(packed, 0, num_panels(num_outputs) * num_pairs * 2 * kPanel);
-    for (int n = 0; n < num_outputs; ++n) {
-        const float *row = weight + static_cast<size_t>(n) * num_inputs;
-        const Extremes found = extremes(row, num_inputs);
-        scale[n] = found.is_finite ? std::max(-found.lowest, found.highest) / 127 : NAN;
-        if (!(scale[n] > 0)) continue;
-        int8_t *panel = packed + n / kPanel * num_pairs * 2 * kPanel + n % kPanel * 2;
-        for (int k = 0; k < num_inputs; ++k)
-            // a scale that is no normal number may be rounded down by much
-            panel[k / 2 * 2 * kPanel + k % 2] =
-                static_cast<int8_t>(std::clamp(static_cast<int>(std::lrintf(row[k] / scale[n])), -127, 127));
-    }
+// A group whose largest weight's 127th is beyond float16 becomes inf or NaN; weights below its smallest number, 6e-8, become 0
+// or that.
+void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_inputs, Int8Groups *packed) {
+    pack_groups(weight, num_outputs, num_inputs, packed);
 }
 
-// packed: num_panels * num_groups of Int4Group. A group whose lowest weight, or a fifteenth of whose range, is beyond float16
-// becomes inf or NaN; weights below its smallest number, 6e-8, become 0 or that.
+// A group whose lowest weight, or a fifteenth of whose range, is beyond float16 becomes inf or NaN; weights below its smallest
+// number, 6e-8, become 0 or that.
 void noria_pack_int4(const float *weight, int32_t num_outputs, int32_t num_inputs, Int4Group *packed) {
-    const int groups = num_groups(num_inputs);
-    memset(packed, 0, static_cast<size_t>(num_panels(num_outputs)) * groups * sizeof(Int4Group));
-    for (int n = 0; n < num_outputs; ++n)
-        for (int g = 0; g < groups; ++g)
-            pack_group(weight + static_cast<size_t>(n) * num_inputs + g * kGroup, std::min(kGroup, num_inputs - g * kGroup),
-                       n % kPanel, packed[static_cast<size_t>(n / kPanel) * groups + g]);
+    pack_groups(weight, num_outputs, num_inputs, packed);
 }
 
 }  // extern "C"

@@ -38,35 +38,66 @@ ON_ITS_OWN void product(const float *w, const char *rows, size_t row_bytes, int 
     }
 }
 
+inline F8 load_float16(const uint16_t *x) { return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i *>(x))); }
+
 // The four bytes at `numbers`, eight times.
-__m256i broadcast_word(const void *numbers) {
+inline __m256i all_words(const void *numbers) {
     int32_t word;
     memcpy(&word, numbers, sizeof word);
     return _mm256_set1_epi32(word);
 }
 
-template <int MR>
-ON_ITS_OWN void product(const int8_t *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
-    __m256i low_sum[MR], high_sum[MR];
-    EACH_ROW low_sum[m] = high_sum[m] = _mm256_setzero_si256();
-    const char *numbers = rows + offsetof(Int16Row, numbers);
-    const char *next = ahead.start();
-    const ptrdiff_t step = ahead.step(2 * kPanel);
-    _Pragma("GCC unroll 2") for (int k = 0; k < num_inputs; k += 2, numbers += 2 * sizeof(int16_t), next += step) {
-        fetch<MR>(next);
-        const __m256i low = _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i *>(w)));
-        const __m256i high = _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i *>(w + 16)));
-        w += 2 * kPanel;
-        EACH_ROW {
-            const __m256i a = broadcast_word(numbers + m * row_bytes);
-            low_sum[m] = _mm256_add_epi32(low_sum[m], _mm256_madd_epi16(a, low));
-            high_sum[m] = _mm256_add_epi32(high_sum[m], _mm256_madd_epi16(a, high));
-        }
+// Of four inputs with 8 outputs, the first and the third, and the second and the fourth, as 16 bits each.
+struct Pairs {
+    __m256i even, odd;
+    explicit Pairs(const uint8_t *numbers) {
+        const __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i *>(numbers));
+        even = _mm256_and_si256(all, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(all, 8);
     }
-    EACH_ROW {
-        const F8 scale = _mm256_broadcast_ss(&reinterpret_cast<const Int16Row *>(rows + m * row_bytes)->scale);
-        _mm256_store_ps(out + m * kPanel, _mm256_mul_ps(_mm256_cvtepi32_ps(low_sum[m]), scale));
-        _mm256_store_ps(out + m * kPanel + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(high_sum[m]), scale));
+};
+
+// Products of two inputs with 16 outputs, added up. As one piece of assembly, since GCC would otherwise compute those of all rows
+// before it adds them, and run out of registers.
+inline void add_products(__m256i &low_sum, __m256i &high_sum, __m256i low, __m256i high, const int16_t *row) {
+    __m256i a, product;
+    asm volatile("vpbroadcastd %[row], %[a]\n\t"
+                 "vpmaddwd %[a], %[low], %[product]\n\t"
+                 "vpmaddwd %[a], %[high], %[a]\n\t"
+                 "vpaddd %[product], %[low_sum], %[low_sum]\n\t"
+                 "vpaddd %[a], %[high_sum], %[high_sum]"
+                 : [low_sum] "+x"(low_sum), [high_sum] "+x"(high_sum), [a] "=&x"(a), [product] "=&x"(product)
+                 : [low] "x"(low), [high] "x"(high), [row] "m"(*reinterpret_cast<const int16_t(*)[2]>(row)));
+}
+
+template <int MR>
+ON_ITS_OWN void product(const Int8Groups *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
+    memset(out, 0, MR * kPanel * sizeof(float));
+    const char *next = ahead.start();
+    const ptrdiff_t step = ahead.step(64);
+    for (const Int8Groups *end = w + num_groups<Int8Groups>(num_inputs) / Int8Groups::kCount; w < end; ++w) {
+        for (int g = 0; g < Int8Groups::kCount; ++g, rows += sizeof(Int8RowGroup)) {
+            const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int8RowGroup *>(rows + m * row_bytes); };
+            __m256i low_sum[MR], high_sum[MR];
+            EACH_ROW low_sum[m] = high_sum[m] = all_words(&row(m).offset);
+            _Pragma("GCC unroll 8") for (int i = 0; i < 8; ++i) {
+                fetch<MR>(next), next += step;
+                const Pairs low(w->numbers[g] + 64 * i), high(w->numbers[g] + 64 * i + 32);
+                EACH_ROW add_products(low_sum[m], high_sum[m], low.even, high.even, row(m).numbers + 4 * i);
+                EACH_ROW add_products(low_sum[m], high_sum[m], low.odd, high.odd, row(m).numbers + 4 * i + 2);
+            }
+            const F8 low_scale = load_float16(w->scale[g]), high_scale = load_float16(w->scale[g] + 8);
+            EACH_ROW {
+                const F8 row_scale = _mm256_broadcast_ss(&row(m).scale);
+                float *y = out + m * kPanel;
+                const F8 low = _mm256_mul_ps(_mm256_cvtepi32_ps(low_sum[m]), row_scale);
+                const F8 high = _mm256_mul_ps(_mm256_cvtepi32_ps(high_sum[m]), row_scale);
+                _mm256_store_ps(y, _mm256_fmadd_ps(low, low_scale, _mm256_load_ps(y)));
+                _mm256_store_ps(y + 8, _mm256_fmadd_ps(high, high_scale, _mm256_load_ps(y + 8)));
+            }
+            // nor may it keep `out` in registers, of which the sums of the next group need all
+            asm volatile("" : : : "memory");
+        }
+        fetch<MR>(next), next += step;
     }
 }
 
@@ -92,7 +123,6 @@ inline Inputs inputs(const Int4Group &group, int index) {
 }
 inline Inputs inputs(const UnpackedGroup &group, int index) { return {group.numbers[index][0], group.numbers[index][1]}; }
 
-inline F8 load_float16(const uint16_t *x) { return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i *>(x))); }
 inline F8 scale(const Int4Group &group, int half) { return load_float16(group.scale + 8 * half); }
 inline F8 scale(const UnpackedGroup &group, int half) { return group.scale[half]; }
 inline F8 minimum(const Int4Group &group, int half) { return load_float16(group.minimum + 8 * half); }
@@ -115,13 +145,13 @@ void unpack(const Int4Group *packed, int count, UnpackedGroup *unpacked) {
 // Tiles of rows that it takes for unpacking to cost less than it saves.
 constexpr int kUnpackTiles = 3;
 
-inline size_t unpacked_bytes(int num_inputs) { return num_groups(num_inputs) * sizeof(UnpackedGroup); }
+inline size_t unpacked_bytes(int num_inputs) { return num_groups<Int4Group>(num_inputs) * sizeof(UnpackedGroup); }
 
 // then(weights): a panel's, as they are or unpacked to scratch, whichever is faster for so many rows.
 template <class Then> void with_unpacked(const Int4Group *weights, int num_inputs, int num_rows, void *scratch, Then then) {
     if (num_rows <= (kUnpackTiles - 1) * kTileRows<Int4Group>) return then(weights);
     auto *unpacked = static_cast<UnpackedGroup *>(scratch);
-    unpack(weights, num_groups(num_inputs), unpacked);
+    unpack(weights, num_groups<Int4Group>(num_inputs), unpacked);
     then(static_cast<const UnpackedGroup *>(unpacked));
 }
 
@@ -159,8 +189,8 @@ ON_ITS_OWN void product(const Group *w, const char *rows, size_t row_bytes, int 
     memset(out, 0, MR * kPanel * sizeof(float));
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
-    for (const Group *end = w + num_groups(num_inputs); w < end; ++w, rows += sizeof(Int8Group)) {
-        const auto row = [&](int m) -> const Int8Group & { return *reinterpret_cast<const Int8Group *>(rows + m * row_bytes); };
+    for (const Group *end = w + num_groups<Int4Group>(num_inputs); w < end; ++w, rows += sizeof(Int4RowGroup)) {
+        const auto row = [&](int m) -> const Int4RowGroup & { return *reinterpret_cast<const Int4RowGroup *>(rows + m * row_bytes); };
         __m256i low_sum[MR], high_sum[MR];
         _Pragma("GCC unroll 8") for (int index = 0; index < 8; ++index) {
             // packed numbers are four lines of 64 bytes, scales and minima the fifth

@@ -2,6 +2,7 @@
 // row_bytes apart, with a panel of 16 outputs; out [MR][16].
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "fetch.h"
@@ -49,44 +50,49 @@ ON_ITS_OWN void product(const float *w, const char *rows, size_t row_bytes, int 
 // begin. They are exact, so that their order does not matter.
 template <int MR> constexpr int kNumSums = MR == 1 ? 4 : MR <= 3 ? 2 : 1;
 
-template <int MR>
-ON_ITS_OWN void product(const int8_t *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
-    constexpr int NS = kNumSums<MR>;
-    __m512i sums[NS][MR];
-    EACH_SUM EACH_ROW sums[s][m] = _mm512_setzero_si512();
-    const char *numbers = rows + offsetof(Int16Row, numbers);
-    const char *next = ahead.start();
-    const ptrdiff_t step = ahead.step(2 * kPanel);
-    const auto add_pair = [&](int s) {
-        fetch<MR>(next), next += step;
-        const __m512i weights = _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i *>(w)));
-        EACH_ROW sums[s][m] = _mm512_dpwssd_epi32(sums[s][m], weights, all_words(numbers + m * row_bytes));
-        numbers += 2 * sizeof(int16_t), w += 2 * kPanel;
-    };
-    int k = 0;
-    for (; k + 2 * NS <= num_inputs; k += 2 * NS) EACH_SUM add_pair(s);
-    for (; k < num_inputs; k += 2) add_pair(0);
-    EACH_ROW {
-        __m512i sum = sums[0][m];
-        for (int s = 1; s < NS; ++s) sum = _mm512_add_epi32(sum, sums[s][m]);
-        const __m512 scale = _mm512_set1_ps(reinterpret_cast<const Int16Row *>(rows + m * row_bytes)->scale);
-        _mm512_store_ps(out + m * kPanel, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale));
-    }
-}
-
 inline __m512 from_float16(const uint16_t *x) {
     return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(x)));
 }
 
 template <int MR>
-ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
-    constexpr int NS = MR <= 3 ? 2 : 1;
+ON_ITS_OWN void product(const Int8Groups *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
+    constexpr int NS = kNumSums<MR>;
     __m512 sums[MR];
     EACH_ROW sums[m] = _mm512_setzero_ps();
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
-    for (const Int4Group *end = w + num_groups(num_inputs); w < end; ++w, rows += sizeof(Int8Group)) {
-        const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int8Group *>(rows + m * row_bytes); };
+    for (const Int8Groups *end = w + num_groups<Int8Groups>(num_inputs) / Int8Groups::kCount; w < end; ++w) {
+        for (int g = 0; g < Int8Groups::kCount; ++g, rows += sizeof(Int8RowGroup)) {
+            const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int8RowGroup *>(rows + m * row_bytes); };
+            __m512i whole[NS][MR];
+            EACH_SUM EACH_ROW whole[s][m] = s == 0 ? all_words(&row(m).offset) : _mm512_setzero_si512();
+            _Pragma("GCC unroll 8") for (int i = 0; i < 8; ++i) {
+                fetch<MR>(next), next += step;
+                const __m512i line = _mm512_load_si512(w->numbers[g] + 64 * i);
+                EACH_ROW whole[i % NS][m] = _mm512_dpbusd_epi32(whole[i % NS][m], line, all_words(row(m).numbers + 4 * i));
+            }
+            const __m512 scale = from_float16(w->scale[g]);
+            EACH_ROW {
+                __m512i sum = whole[0][m];
+                for (int s = 1; s < NS; ++s) sum = _mm512_add_epi32(sum, whole[s][m]);
+                const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(row(m).scale));
+                sums[m] = _mm512_fmadd_ps(product, scale, sums[m]);
+            }
+        }
+        fetch<MR>(next), next += step;
+    }
+    EACH_ROW _mm512_store_ps(out + m * kPanel, sums[m]);
+}
+
+template <int MR>
+ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, int num_inputs, Fetch ahead, float *out) {
+    constexpr int NS = std::min(2, kNumSums<MR>);
+    __m512 sums[MR];
+    EACH_ROW sums[m] = _mm512_setzero_ps();
+    const char *next = ahead.start();
+    const ptrdiff_t step = ahead.step(64);
+    for (const Int4Group *end = w + num_groups<Int4Group>(num_inputs); w < end; ++w, rows += sizeof(Int4RowGroup)) {
+        const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int4RowGroup *>(rows + m * row_bytes); };
         __m512i whole[NS][MR];
         EACH_SUM EACH_ROW whole[s][m] = _mm512_setzero_si512();
         // numbers are four lines of 64 bytes, scales and minima the fifth

@@ -1,9 +1,6 @@
-// Rows of activations as the products read them, which round them as far as their weights are rounded:
-//   float32  as they are
-//   int8     int16, up to `activation_limit(K)` and one scale a row: as many as int16 holds and the sums of products stay
-//            exact in 32 bits with, 29,127 of 576 inputs and 10,922 of 1,536
-//   int4     int8, up to 127 and one scale for 32 inputs: 16 products with weights up to 15 are exact in 16 bits
-// A row that holds NaN or inf, in int4 a group of it, gets a scale of NaN, which shows in all outputs.
+// Rows of activations as the products read them: with float32 weights as they are, with others rounded to int8, up to 127 and
+// one scale for 32 inputs. Sums of products are exact in 32 bits then, and of 16 with weights up to 15 in 16 bits.
+// A row that holds NaN or inf, in any group, gets a scale of NaN there, which shows in all outputs.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +10,21 @@
 
 namespace noria {
 
-// A row for int8 weights; `numbers` goes on for whole vectors, the last of which ends in zeros.
-struct alignas(32) Int16Row {
-    float scale;
-    alignas(32) int16_t numbers[16];
-};
-
-// 32 inputs of a row for int4 weights. sum: of what the numbers stand for.
-struct Int8Group {
-    int8_t numbers[kGroup];
+// 32 inputs of a row. sum: of what the numbers stand for. offset: what takes Int8Groups::kOffset out of the numbers' products.
+template <class Number> struct RowGroup {
+    Number numbers[kGroup];
     float scale;
     float sum;
+    int32_t offset;
 };
 
-inline int num_groups(int num_inputs) { return (num_inputs + kGroup - 1) / kGroup; }
+using Int4RowGroup = RowGroup<int8_t>;
+#ifdef __AVX512F__
+using Int8RowGroup = RowGroup<int8_t>;
+#else
+// AVX2 multiplies int8 only where the sum of two products fits 16 bits: numbers are int16, of each four in the order 0 2 1 3
+using Int8RowGroup = RowGroup<int16_t>;
+#endif
 
 // Of a row of that many inputs.
 size_t row_bytes(WeightFormat format, int num_inputs);

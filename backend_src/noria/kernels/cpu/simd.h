@@ -110,6 +110,17 @@ using Widest = Lanes8;
 constexpr const char *kInstructionSet = "AVX2";
 #endif
 
+// step(i, lanes) for vectors that cover [0, count), the widest first, as far as whole ones go; returns where that is.
+template <class Step> int for_each_vector(int count, Step step) {
+    int i = 0;
+    for (; i + Widest::kCount <= count; i += Widest::kCount) step(i, Widest());
+    if (Widest::kCount > Lanes8::kCount && i + Lanes8::kCount <= count) {
+        step(i, Lanes8());
+        i += Lanes8::kCount;
+    }
+    return i;
+}
+
 // A tile is MR rows whose sums stay in registers. GCC keeps them there only if the loops over rows are unrolled before
 // anything else looks at them, and only in a function of its own.
 #define EACH_ROW _Pragma("GCC unroll 16") for (int m = 0; m < MR; ++m)

@@ -1,24 +1,32 @@
-"""What the compiled kernels' int4 stands for, worked out with torch: weights, and rows of activations."""
+"""What the compiled kernels' int8 and int4 stand for, worked out with torch: weights, and rows of activations."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from noria.kernels.cpu_library import INT4_GROUP
+from noria.kernels.cpu_library import GROUP
 
 
 def in_groups(x: Tensor) -> Tensor:
     """[rows, inputs] to [rows, groups, 32], with zeros beyond the last input."""
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % INT4_GROUP)).unflatten(1, (-1, INT4_GROUP))
+    return torch.nn.functional.pad(x, (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+
+
+def int8_weights(weight: Tensor) -> Tensor:
+    """[outputs, inputs] float64: what the packed numbers stand for."""
+    groups = in_groups(weight)
+    scale = (groups.abs().amax(2, keepdim=True) / 127).half().float()
+    whole = torch.where(scale > 0, (groups / scale).round().clamp(-127, 127), 0)
+    return (whole.double() * scale.double()).flatten(1)[:, : weight.shape[1]]
 
 
 def int4_weights(weight: Tensor) -> Tensor:
     """[outputs, inputs] float64: what the packed numbers stand for."""
     whole = torch.arange(weight.shape[1])
     rounded = torch.zeros(weight.shape, dtype=torch.float64)
-    for first in range(0, weight.shape[1], INT4_GROUP):
-        group = whole[first : first + INT4_GROUP]
+    for first in range(0, weight.shape[1], GROUP):
+        group = whole[first : first + GROUP]
         numbers = weight[:, group]
         low, high = numbers.amin(1, keepdim=True), numbers.amax(1, keepdim=True)
         minimum, scale = low.half().float(), ((high - low) / 15).half().float()
@@ -27,7 +35,7 @@ def int4_weights(weight: Tensor) -> Tensor:
     return rounded
 
 
-def int4_activations(x: Tensor) -> Tensor:
+def rounded_activations(x: Tensor) -> Tensor:
     """[rows, inputs] float64: what the rounded numbers stand for."""
     groups = in_groups(x)
     top = groups.abs().amax(2, keepdim=True)
