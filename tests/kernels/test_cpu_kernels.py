@@ -121,8 +121,8 @@ def test_int8_stays_near_the_exact_product():
     weight, x = randn(64, 576), randn(8, 576, seed=1)
     exact = x.double() @ weight.double().T
     error = (Layer(weight, None, "int8")(x) - exact).square().mean().sqrt() / exact.square().mean().sqrt()
-    # weights and rows rounded to 127 levels up to the largest of 32 normal numbers, about 2.1: sqrt(2) 2.1 / 127 / sqrt(12)
-    # is 0.0068
+    # weights and rows are rounded to 127 levels up to the largest of 32 normal numbers, about 2.1:
+    # sqrt(2) 2.1 / 127 / sqrt(12) is 0.0068
     assert 0.005 < error < 0.009
 
 

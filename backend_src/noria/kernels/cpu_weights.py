@@ -61,9 +61,10 @@ class CpuWeights:
 
 def _check_size(weight: Tensor, weight_format: str) -> None:
     largest = weight.abs().max().item()
-    if LARGEST[weight_format] < largest < math.inf:
+    limit = LARGEST[weight_format]
+    if limit < largest < math.inf:
         other = "int8" if largest <= LARGEST["int8"] else "none"
         raise ValueError(
-            f"weight_quantization: {weight_format} holds weights of up to {LARGEST[weight_format]:,.0f} to either side, and "
-            f"the model has one of {largest:,.0f}: use {other}"
+            f"weight_quantization: {weight_format} holds weights of up to {limit:,.0f} to either side, and the model has "
+            f"one of {largest:,.0f}: use {other}"
         )

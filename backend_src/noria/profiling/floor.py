@@ -62,7 +62,7 @@ class MachineLimits:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Of linear layers. per_weight: bytes of a weight, with what it shares with a group of others. per_bias: of a bias."""
+    """Of linear layers, in bytes. per_weight: with a weight's part of what a group shares. per_bias: of a bias."""
 
     name: str
     per_weight: float
