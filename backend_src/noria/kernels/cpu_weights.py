@@ -65,6 +65,6 @@ def _check_size(weight: Tensor, weight_format: str) -> None:
     if limit < largest < math.inf:
         other = "int8" if largest <= LARGEST["int8"] else "none"
         raise ValueError(
-            f"weight_quantization: {weight_format} holds weights of up to {limit:,.0f} to either side, and the model has "
-            f"one of {largest:,.0f}: use {other}"
+            f"weight_quantization: {weight_format} holds weights of up to {limit:,.0f} to either side, and the model "
+            f"has one of {largest:,.0f}: use {other}"
         )
