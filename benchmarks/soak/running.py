@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from noria_bench.generator_process import generator_environment
 from soak.load import MAX_PROBLEMS, Job, Kind
 
 BENCHMARKS = Path(__file__).parent.parent
@@ -56,6 +57,7 @@ class RunningLoad:
             [sys.executable, "-m", "soak.load", json.dumps(asdict(self._job))],
             # where `soak` is found
             cwd=BENCHMARKS,
+            env=generator_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

@@ -19,7 +19,7 @@ PACKAGES = ("noria", "torch", "triton", "transformers", "tritonclient", "nvidia-
 # that change how threads compute and wait
 VARIABLES = (
     *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME"),
-    *("MKL_NUM_THREADS", "TORCH_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NORIA_ENGINE"),
+    *("MKL_NUM_THREADS", "TORCH_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NORIA_ENGINE", "GRPC_EXPERIMENTS"),
 )
 _CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
 

@@ -46,6 +46,22 @@ def test_records_in_the_workloads_order_and_progress_on_the_way(echo_server):
     assert last.num_tokens == 9
 
 
+@pytest.mark.parametrize(("chosen", "value"), [(None, "-event_engine_client"), ("tcp_frame_size_tuning",) * 2])
+def test_grpcs_own_threads_carry_no_messages_but_where_the_user_says_so(echo_server, monkeypatch, chosen, value):
+    def look(progress: Progress) -> None:
+        for path in Path("/proc/self/task").glob("*/children"):
+            for child in path.read_text().split():
+                if "noria_bench.generator" in Path(f"/proc/{child}/cmdline").read_text():
+                    lines.update(Path(f"/proc/{child}/environ").read_text().split("\0"))
+
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("GRPC_EXPERIMENTS", chosen)
+    lines: set[str] = set()
+    run_generator(job_of(echo_server, WorkItem("!slow a b c d e f g h", 9, 20)), look)
+    assert f"GRPC_EXPERIMENTS={value}" in lines
+
+
 def test_an_interrupt_keeps_what_was_measured_and_cancels_the_rest(echo_server):
     """Ctrl-C reaches the starter alone, which passes it on."""
 
