@@ -89,10 +89,8 @@ void multiply(const Linear &linear, const Rows &x, int first_panel, int last_pan
     };
     switch (linear.format) {
     case WeightFormat::kFloat32: for_each_panel(static_cast<const float *>(linear.weight), num_inputs * kPanel); break;
-    case WeightFormat::kInt8:
-        for_each_panel(static_cast<const Int8Groups *>(linear.weight), num_groups<Int8Groups>(num_inputs) / Int8Groups::kCount);
-        break;
-    case WeightFormat::kInt4: for_each_panel(static_cast<const Int4Group *>(linear.weight), num_groups<Int4Group>(num_inputs));
+    case WeightFormat::kInt8: for_each_panel(static_cast<const Int8Groups *>(linear.weight), num_packed<Int8Groups>(num_inputs)); break;
+    case WeightFormat::kInt4: for_each_panel(static_cast<const Int4Group *>(linear.weight), num_packed<Int4Group>(num_inputs));
     }
 }
 

@@ -58,11 +58,14 @@ struct Rows {
 
 inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
 
-// Of a panel, and of a row: those of the last Int8Groups or Int4Group that go beyond the inputs are zeros.
-template <class Groups> int num_groups(int num_inputs) {
-    constexpr int count = Groups::kCount;
-    return (num_inputs + count * kGroup - 1) / (count * kGroup) * count;
+// Int8Groups or Int4Group of a panel. What of the last goes beyond the inputs is zeros.
+template <class Groups> int num_packed(int num_inputs) {
+    constexpr int size = Groups::kCount * kGroup;
+    return (num_inputs + size - 1) / size;
 }
+
+// Groups of 32 inputs of a panel, and of a row.
+template <class Groups> int num_groups(int num_inputs) { return num_packed<Groups>(num_inputs) * Groups::kCount; }
 
 // What `multiply` needs of memory beside its arguments, aligned to 64 bytes.
 size_t scratch_bytes(const Linear &linear);

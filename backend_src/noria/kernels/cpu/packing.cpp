@@ -57,13 +57,12 @@ void pack_group(const float *x, int count, int n, int index, Int8Groups &groups)
 
 // weight [num_outputs][num_inputs] to [num_panels][as many as hold the inputs of one].
 template <class Groups> void pack_groups(const float *weight, int num_outputs, int num_inputs, Groups *packed) {
-    const int groups = num_groups<Groups>(num_inputs);
-    memset(static_cast<void *>(packed), 0, sizeof(Groups) * num_panels(num_outputs) * groups / Groups::kCount);
+    const size_t size = num_packed<Groups>(num_inputs);
+    memset(static_cast<void *>(packed), 0, sizeof(Groups) * num_panels(num_outputs) * size);
     for (int n = 0; n < num_outputs; ++n) {
         for (int g = 0; g * kGroup < num_inputs; ++g) {
-            const size_t place = static_cast<size_t>(n / kPanel) * groups + g;
             pack_group(weight + static_cast<size_t>(n) * num_inputs + g * kGroup, std::min(kGroup, num_inputs - g * kGroup),
-                       n % kPanel, place % Groups::kCount, packed[place / Groups::kCount]);
+                       n % kPanel, g % Groups::kCount, packed[n / kPanel * size + g / Groups::kCount]);
         }
     }
 }

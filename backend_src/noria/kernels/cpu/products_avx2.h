@@ -74,7 +74,7 @@ ON_ITS_OWN void product(const Int8Groups *w, const char *rows, size_t row_bytes,
     memset(out, 0, MR * kPanel * sizeof(float));
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
-    for (const Int8Groups *end = w + num_groups<Int8Groups>(num_inputs) / Int8Groups::kCount; w < end; ++w) {
+    for (const Int8Groups *end = w + num_packed<Int8Groups>(num_inputs); w < end; ++w) {
         for (int g = 0; g < Int8Groups::kCount; ++g, rows += sizeof(Int8RowGroup)) {
             const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int8RowGroup *>(rows + m * row_bytes); };
             __m256i low_sum[MR], high_sum[MR];
@@ -145,13 +145,13 @@ void unpack(const Int4Group *packed, int count, UnpackedGroup *unpacked) {
 // Tiles of rows that it takes for unpacking to cost less than it saves.
 constexpr int kUnpackTiles = 3;
 
-inline size_t unpacked_bytes(int num_inputs) { return num_groups<Int4Group>(num_inputs) * sizeof(UnpackedGroup); }
+inline size_t unpacked_bytes(int num_inputs) { return num_packed<Int4Group>(num_inputs) * sizeof(UnpackedGroup); }
 
 // then(weights): a panel's, as they are or unpacked to scratch, whichever is faster for so many rows.
 template <class Then> void with_unpacked(const Int4Group *weights, int num_inputs, int num_rows, void *scratch, Then then) {
     if (num_rows <= (kUnpackTiles - 1) * kTileRows<Int4Group>) return then(weights);
     auto *unpacked = static_cast<UnpackedGroup *>(scratch);
-    unpack(weights, num_groups<Int4Group>(num_inputs), unpacked);
+    unpack(weights, num_packed<Int4Group>(num_inputs), unpacked);
     then(static_cast<const UnpackedGroup *>(unpacked));
 }
 
@@ -189,7 +189,7 @@ ON_ITS_OWN void product(const Group *w, const char *rows, size_t row_bytes, int 
     memset(out, 0, MR * kPanel * sizeof(float));
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
-    for (const Group *end = w + num_groups<Int4Group>(num_inputs); w < end; ++w, rows += sizeof(Int4RowGroup)) {
+    for (const Group *end = w + num_packed<Int4Group>(num_inputs); w < end; ++w, rows += sizeof(Int4RowGroup)) {
         const auto row = [&](int m) -> const Int4RowGroup & { return *reinterpret_cast<const Int4RowGroup *>(rows + m * row_bytes); };
         __m256i low_sum[MR], high_sum[MR];
         _Pragma("GCC unroll 8") for (int index = 0; index < 8; ++index) {

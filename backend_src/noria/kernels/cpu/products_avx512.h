@@ -61,7 +61,7 @@ ON_ITS_OWN void product(const Int8Groups *w, const char *rows, size_t row_bytes,
     EACH_ROW sums[m] = _mm512_setzero_ps();
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
-    for (const Int8Groups *end = w + num_groups<Int8Groups>(num_inputs) / Int8Groups::kCount; w < end; ++w) {
+    for (const Int8Groups *end = w + num_packed<Int8Groups>(num_inputs); w < end; ++w) {
         for (int g = 0; g < Int8Groups::kCount; ++g, rows += sizeof(Int8RowGroup)) {
             const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int8RowGroup *>(rows + m * row_bytes); };
             __m512i whole[NS][MR];
@@ -91,7 +91,7 @@ ON_ITS_OWN void product(const Int4Group *w, const char *rows, size_t row_bytes, 
     EACH_ROW sums[m] = _mm512_setzero_ps();
     const char *next = ahead.start();
     const ptrdiff_t step = ahead.step(64);
-    for (const Int4Group *end = w + num_groups<Int4Group>(num_inputs); w < end; ++w, rows += sizeof(Int4RowGroup)) {
+    for (const Int4Group *end = w + num_packed<Int4Group>(num_inputs); w < end; ++w, rows += sizeof(Int4RowGroup)) {
         const auto row = [&](int m) -> auto & { return *reinterpret_cast<const Int4RowGroup *>(rows + m * row_bytes); };
         __m512i whole[NS][MR];
         EACH_SUM EACH_ROW whole[s][m] = _mm512_setzero_si512();
