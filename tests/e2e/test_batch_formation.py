@@ -87,11 +87,12 @@ def test_static_the_longest_of_four_holds_the_batch_and_a_third_of_the_slots_is_
 def test_in_flight_the_same_work_takes_no_padding_row(start_server: Serve) -> None:
     server = start_server("inflight", max_num_seqs=4)
     before = figures(server)
-    run(server, [5, 10, 15, 40])
+    # the longest first: the others join while it runs, however late they come
+    run(server, [200, 15, 10, 5])
     after = settled_metrics(server)
     grown = {name: after[name] - before.get(name, 0) for name in after}
-    assert grown["rows_total"] == grown["useful_slot_steps_total"] == 70
-    assert grown["steps_total"] <= 40 + 3
+    assert grown["rows_total"] == grown["useful_slot_steps_total"] == 230
+    assert grown["steps_total"] <= 200 + 3
 
 
 def test_dynamic_batches_follow_the_preferred_sizes(serve: Serve) -> None:
