@@ -35,7 +35,7 @@ clean:
 $(INSTALLED): requirements.lock pyproject.toml $(wildcard backend_src/noria/kernels/cpu/*.*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 		{ echo "PYTHON must be Python 3.11 or 3.12, for which requirements.lock was made; $(PYTHON) is not"; exit 1; }
-	@echo "setting up $(VENV): about two minutes and 1.6 GB, once"
+	@echo "setting up $(VENV): about two minutes and 2.5 GB, once"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --disable-pip-version-check --no-deps -r requirements.lock
 	@# where pip took a torch for GPUs, that needs CUDA's libraries, gigabytes, which no lock for CPUs names

@@ -90,9 +90,9 @@ class EngineConfig:
     kernels: cpu are the compiled ones, which know float32 on an x86-64 CPU; triton run on an NVIDIA GPU; torch are
         torch's operators; auto takes the first of these that can do what the others ask for.
     weight_quantization: of linear layers. int8, fp8 (triton kernels): one scale an output. int8 (cpu kernels): a scale
-        for 32 inputs of an output, in which the weights of a GGUF in Q8_0 are as they were. int4 (cpu): a scale and a
-        minimum for as many, which does the same for Q4_1 where a block uses all its range, as the embedded model's do;
-        the head is int8. Both of the cpu kernels' round activations to 8 bits.
+        for 32 inputs of an output, which keeps a block of GGUF's Q8_0 as it was if it has a 127, as llama.cpp writes
+        them. int4 (cpu): a scale and a minimum for as many, which does the same for Q4_1 where a block uses all its
+        range, as the embedded model's do; the head is int8. Both of the cpu kernels' round activations to 8 bits.
     kv_cache_dtype: auto is dtype; with cpu kernels also bfloat16 or int8, with triton kernels int8 or fp8, these two
         with a scale for each token and head.
     deterministic: a request's logits have the same bits whatever the batch, chunks, preemptions and prefix cache. The

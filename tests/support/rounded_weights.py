@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,11 @@ def in_groups(x: Tensor) -> Tensor:
 def int8_weights(weight: Tensor) -> Tensor:
     """[outputs, inputs] float64: what the packed numbers stand for."""
     groups = in_groups(weight)
-    scale = (groups.abs().amax(2, keepdim=True) / 127).half().float()
+    wanted = groups.abs().amax(2, keepdim=True) / 127
+    nearest = wanted.half()
+    # never below what is wanted
+    higher = torch.from_numpy(np.nextafter(nearest.numpy(), np.float16(np.inf)))
+    scale = torch.where(nearest.float() < wanted, higher, nearest).float()
     whole = torch.where(scale > 0, (groups / scale).round().clamp(-127, 127), 0)
     return (whole.double() * scale.double()).flatten(1)[:, : weight.shape[1]]
 

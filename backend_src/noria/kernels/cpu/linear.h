@@ -3,7 +3,7 @@
 // Packed weights are panels of 16 outputs, so that one read of a panel serves all rows:
 //   float32  [ceil(N / 16)][K][16]
 //   int8     [ceil(N / 16)][ceil(K / 64)] of Int8Groups: W[n, k] ~ scale w, |w| <= 127, the scale of the 32 inputs of a group
-//            and one output. GGUF's Q8_0 is kept exactly.
+//            and one output. A block of GGUF's Q8_0 that has a 127 is kept exactly.
 //   int4     [ceil(N / 16)][ceil(K / 32)] of Int4Group: W[n, k] ~ scale w + minimum, 0 <= w <= 15, both of the 32 inputs
 //            of a group and one output. A block of GGUF's Q4_1 that uses its first and its last step is kept exactly.
 // The rows of x are rounded too where weights are; see rounding.h. A row's result depends on nothing but the row.

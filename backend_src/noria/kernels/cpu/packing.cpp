@@ -27,6 +27,7 @@ Extremes extremes(const float *x, int count) {
 }
 
 uint16_t to_float16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+uint16_t to_float16_upwards(float x) { return _cvtss_sh(x, _MM_FROUND_TO_POS_INF); }
 float from_float16(uint16_t x) { return _cvtsh_ss(x); }
 
 // x [count], count <= 32, as the numbers of output n of its panel. minimum is NaN where one of them is not finite, which no
@@ -43,14 +44,15 @@ void pack_group(const float *x, int count, int n, int, Int4Group &group) {
     }
 }
 
-// The same for a group of `index`; here it is the scale that is NaN.
+// The same for a group of `index`; here it is the scale that is NaN. It is rounded upwards, so that also one of few digits, below
+// float16's normal numbers, reaches the largest weight.
 void pack_group(const float *x, int count, int n, int index, Int8Groups &groups) {
     const Extremes found = extremes(x, count);
-    groups.scale[index][n] = to_float16(found.is_finite ? std::max(-found.lowest, found.highest) / 127 : NAN);
+    groups.scale[index][n] = to_float16_upwards(found.is_finite ? std::max(-found.lowest, found.highest) / 127 : NAN);
     const float scale = from_float16(groups.scale[index][n]);
-    if (!(scale > 0) || !std::isfinite(scale)) return;
+    const bool is_zero = !(scale > 0) || !std::isfinite(scale);
     for (int k = 0; k < count; ++k) {
-        const int number = std::clamp(static_cast<int>(std::lrintf(x[k] / scale)), -127, 127);
+        const int number = is_zero ? 0 : std::clamp(static_cast<int>(std::lrintf(x[k] / scale)), -127, 127);
         groups.numbers[index][(k / 4 * kPanel + n) * 4 + k % 4] = number + Int8Groups::kOffset;
     }
 }
@@ -78,14 +80,13 @@ void noria_pack_float32(const float *weight, int32_t num_outputs, int32_t num_in
                 n < num_outputs ? weight[static_cast<size_t>(n) * num_inputs + k] : 0;
 }
 
-// A group whose largest weight's 127th is beyond float16 becomes inf or NaN; weights below its smallest number, 6e-8, become 0
-// or that.
+// A group whose largest weight's 127th is beyond float16 becomes inf or NaN. The scale is at least float16's smallest number, 6e-8.
 void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_inputs, Int8Groups *packed) {
     pack_groups(weight, num_outputs, num_inputs, packed);
 }
 
-// A group whose lowest weight, or a fifteenth of whose range, is beyond float16 becomes inf or NaN; weights below its smallest
-// number, 6e-8, become 0 or that.
+// A group whose lowest weight, or a fifteenth of whose range, is beyond float16 becomes inf or NaN. One whose range is below half a
+// million-th, for which float16 has no step, becomes its minimum.
 void noria_pack_int4(const float *weight, int32_t num_outputs, int32_t num_inputs, Int4Group *packed) {
     pack_groups(weight, num_outputs, num_inputs, packed);
 }
