@@ -184,7 +184,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Whether a server under load grows, and how steady its steps are.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="of load")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, metavar="S", help="of load; growth is told from 100 answers on"
+    )
     parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="clients, a connection each")
     parser.add_argument("--every", type=float, default=5.0, metavar="S", help="between two samples")
     parser.add_argument("--cancel-share", type=float, default=0.15, help="of requests that are left midway")
