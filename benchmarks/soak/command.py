@@ -29,7 +29,7 @@ from noria_client.errors import ServerError
 from soak.load import Job
 from soak.report import grown, held_table, steps_table
 from soak.running import Counts, RunningLoad
-from soak.samples import Sample, Sampler, left_over
+from soak.samples import MIN_FINISHED, Sample, Sampler, left_over
 from soak.steps import decode_times, step_times
 
 # that a growth can be told
@@ -185,7 +185,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--seconds", type=float, default=600.0, metavar="S", help="of load; growth is told from 100 answers on"
+        "--seconds",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help=f"of load; growth is told from {MIN_FINISHED} answers on",
     )
     parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="clients, a connection each")
     parser.add_argument("--every", type=float, default=5.0, metavar="S", help="between two samples")

@@ -21,6 +21,7 @@ from noria_bench.progress import progress_line
 from noria_bench.records import Chunk, Outcome, RequestRecord
 from noria_bench.results import SeriesPoint
 from noria_bench.workload import RequestClass, WorkItem, Workload
+from support.processes import children
 
 
 def job_of(echo_server, *items, model="stream", concurrency=None):
@@ -49,10 +50,9 @@ def test_records_in_the_workloads_order_and_progress_on_the_way(echo_server):
 @pytest.mark.parametrize(("chosen", "value"), [(None, "-event_engine_client"), ("tcp_frame_size_tuning",) * 2])
 def test_grpcs_own_threads_carry_no_messages_but_where_the_user_says_so(echo_server, monkeypatch, chosen, value):
     def look(progress: Progress) -> None:
-        for path in Path("/proc/self/task").glob("*/children"):
-            for child in path.read_text().split():
-                if "noria_bench.generator" in Path(f"/proc/{child}/cmdline").read_text():
-                    lines.update(Path(f"/proc/{child}/environ").read_text().split("\0"))
+        for child in children(os.getpid()):
+            if "noria_bench.generator" in Path(f"/proc/{child}/cmdline").read_text():
+                lines.update(Path(f"/proc/{child}/environ").read_text().split("\0"))
 
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
     if chosen is not None:

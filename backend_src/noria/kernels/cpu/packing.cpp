@@ -85,8 +85,8 @@ void noria_pack_int8(const float *weight, int32_t num_outputs, int32_t num_input
     pack_groups(weight, num_outputs, num_inputs, packed);
 }
 
-// A group whose lowest weight, or a fifteenth of whose range, is beyond float16 becomes inf or NaN. One whose range is below half a
-// million-th, for which float16 has no step, becomes its minimum.
+// A group whose lowest weight, or a fifteenth of whose range, is beyond float16 becomes inf or NaN. One whose range is below
+// 4.5e-7, for which float16 has no step, becomes its minimum.
 void noria_pack_int4(const float *weight, int32_t num_outputs, int32_t num_inputs, Int4Group *packed) {
     pack_groups(weight, num_outputs, num_inputs, packed);
 }
